@@ -205,11 +205,13 @@ def plan(
     precision: str | None = None,
     execution: str | None = None,
     calibration: Corrections | None = None,
+    effort: str = "normal",
 ) -> SolvedPlan:
     """Finds the fastest plan that fits the machines.
 
     Args: `cluster` is a value or a file; `batch` is samples a step; `schedules` limits the families; `fix`
-      pins choices by name, such as `{"pipeline": 2}`; `calibration` corrects costs by earlier runs.
+      pins choices by name, such as `{"pipeline": 2}`; `calibration` corrects costs by earlier runs;
+      `effort` is "quick", "normal" or "full".
     Returns: the plan with its certificate; it answers `what_if(...)` and `frontier()`.
     Raises: Infeasible where no plan fits; BadInput for a wrong argument.
     """
@@ -221,7 +223,7 @@ def plan(
         cluster = with_corrections(
             cluster if isinstance(cluster, Cluster) else Cluster.load(cluster), calibration
         )
-    asked = _question(costs, cluster, batch, schedules, fix, precision, execution)
+    asked = _question(costs, cluster, batch, schedules, fix, precision, execution, effort)
     return SolvedPlan.of(solve(asked), asked)
 
 
@@ -253,8 +255,9 @@ def _question(
     fix: Mapping[str, object] | None = None,
     precision: str | None = None,
     execution: str | None = None,
+    effort: str = "normal",
 ) -> Question:
-    from planner.milp import Question
+    from planner.milp import Question, effort_named
 
     return Question(
         profile=costs,
@@ -264,6 +267,7 @@ def _question(
         fix=dict(fix or {}),
         precision=precision,
         execution=execution,
+        effort=effort_named(effort),
     )
 
 

@@ -85,7 +85,7 @@ def by_catalogue() -> Table:
     import shardwright as sw
     from planner.cluster import Cluster
     from planner.milp import Question, solve
-    from planner.milp.solve import _search
+    from planner.milp.question import _search
 
     machines = Cluster.load("plans/clusters/sixteen-nodes.yaml")
     (group,) = machines.nodes[:1]

@@ -136,6 +136,15 @@ def test_json_has_the_certificate_with_its_gap_and_its_line(
     assert (told["gap"], told["verdict"]) == (0.0, proof.verdict(plan_yaml.load(path)))
 
 
+def test_little_effort_says_that_nothing_was_proved(files: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    assert sw.run([*files, "--batch", "4", "--effort", "quick", "-o", str(path)]) == 0
+    plan = plan_yaml.load(path)
+    assert plan.certificate is not None
+    assert plan.certificate.stage == "settled"
+    assert "not looked into" in proof.verdict(plan) or plan.certificate.gap == 0
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -145,6 +154,7 @@ def test_json_has_the_certificate_with_its_gap_and_its_line(
         (["--batch", "0"], "--batch: 0 is too small"),
         (["--batch", "4", "--devices", "0"], "--devices: 0 is too small"),
         (["--batch", "4", "--devices", "2", "--fix", "devices=2"], "devices is fixed"),
+        (["--batch", "4", "--effort", "most"], "--effort: effort is 'most'"),
     ],
 )
 def test_what_cannot_be_asked_is_said_in_one_line(

@@ -37,7 +37,7 @@ LOADED = (
     "runtime.launch",
     "planner.measure.rows",
     "planner.measure.timing",
-    "planner.milp.solve",
+    "planner.milp.question",
     "runtime.spatial",
 )
 PR_SET_PDEATHSIG = 1

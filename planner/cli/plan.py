@@ -66,6 +66,10 @@ class PlanOptions:
     replan_from: Annotated[
         Path | None, typer.Option(metavar="RUN", help="correct costs by what this run took")
     ] = None
+    effort: Annotated[
+        str,
+        typer.Option(metavar="quick|normal|full", help="how hard to search; Ctrl-C keeps the best so far"),
+    ] = "normal"
     frontier: Annotated[
         bool, typer.Option("--frontier", help="every plan that is best in time and memory or devices")
     ] = False
@@ -107,10 +111,10 @@ def register_plan(app: typer.Typer, measure: Measure, observe: calibrate.Observe
 
 def plan(given: PlanOptions, measure: Measure, observe: calibrate.Observe) -> None:
     from planner import cluster as clusters
-    from planner.milp import Question, pins
+    from planner.milp import Question, effort_named, pins
     from planner.workload import parse_settings
 
-    goal = _goal(given.batch, given.devices, given.frontier)
+    goal, effort = _goal(given.batch, given.devices, given.frontier), effort_named(given.effort)
     machines = calibrate.corrected_machines(
         clusters.load(given.cluster), given.calibration, given.replan_from, observe
     )
@@ -130,6 +134,7 @@ def plan(given: PlanOptions, measure: Measure, observe: calibrate.Observe) -> No
         schedules=given.families,
         precision=given.precision,
         execution=given.execution,
+        effort=effort,
     )
     answer = _one if goal.single else _front if goal.frontier else _sweep
     with terminal.patient(f"planning {costs.workload}"):

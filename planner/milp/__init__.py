@@ -1,17 +1,23 @@
 """The solver: a `Question` comes in, the fastest plan with its certificate goes out, or what is missing.
 
 `solve(question)` is all that most callers need. Inside, an `Instance` holds the question with its tables, `search/`
-goes through configurations, `cut/` prices the cuts of one, `proof/` bounds them. Start reading at `solve.py`, then
+goes through configurations, `cut/` prices the cuts of one, `proof/` bounds them. Start reading at `question.py`, then
 `formulation.py`, which states the whole problem as a mixed-integer program.
 """
 
 from planner.milp.explain import configuration_of, parts_ns
 from planner.milp.instance import Instance, changed
-from planner.milp.limits import Effort
+from planner.milp.limits import Effort, effort_named
 from planner.milp.pins import Pins, pins
-from planner.milp.question import Question, grids_of, refuse_impossible
+from planner.milp.question import (
+    Question,
+    grids_of,
+    refuse_impossible,
+    solve,
+    solve_or_none,
+    solve_with_search,
+)
 from planner.milp.search.state import ConfigurationState, SearchState
-from planner.milp.solve import solve, solve_or_none, solve_with_search
 
 __all__ = [
     "ConfigurationState",
@@ -22,6 +28,7 @@ __all__ = [
     "SearchState",
     "changed",
     "configuration_of",
+    "effort_named",
     "grids_of",
     "parts_ns",
     "pins",

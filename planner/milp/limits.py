@@ -6,6 +6,11 @@ Tests patch them low, so that small questions cross each of them and exhaustion 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
+
+from planner.errors import BadInput
+
+EffortName = Literal["quick", "normal", "full"]
 
 # The space: what a certificate says was left out
 DEEPEST = 64  # pipeline workers at most, unless their number is pinned
@@ -25,14 +30,23 @@ IDEALS = 20_000  # sets of layers that are searched for them
 
 # The search: what is looked into, and how long; whatever is not keeps the bound of its totals
 ORDERS_SHARE = 0.5  # of the work allowed, over all other orders together
-EVEN_CUTS = 40  # configurations whose even cut is simulated before any is looked into
-FIRST_ANSWERS = 6  # of them that are answered, and whose answers are polished before any is proved
+EVEN_CUTS = 60  # configurations whose even cut is simulated before any is looked into
+SHARED_GUESSES = 1000  # configurations whose sharded variant is guessed at beside them
+ALIKE_GUESSES = 0.05  # share by which guesses are taken for equal, so that cheaper orders come first
+FIRST_ANSWERS = 12  # of them that are answered
+POLISHED = 6  # answers that are polished once more before any is proved
 HOPE = 1.2  # of the best answer so far: an even cut that takes more is not descended from
 GLANCES = 0.1  # of the work allowed is for those even cuts
 LOOKS = 0.85  # of the work allowed is spent by the end of first looks
 WORK_NS = 40e9  # of `WorkMeter`
-KICKS = 6  # descents from random neighbours of an answer
-CHOICES = 10  # times as many boxes, and twice as many kicks, where flags are to be chosen
+PROPOSALS = 1000  # neighbours of an answer that annealing simulates at first
+SETTLING = (
+    (24, 1),
+    (8, 4),
+    (3, 16),
+)  # how many of the best answers are annealed in turn, with so many times as many
+ANNEAL_NS = 1e9  # work that annealing may do, by the meter
+CHOICES = 10  # times as many boxes, and twice as many proposals, where flags are to be chosen
 PLAIN = 0.75  # of the work left is for configurations without flags first
 SMALL_LAYERS = 24  # beyond so many layers cuts where some neighbours do not talk have a share of the work
 SILENT = 0.05  # that share
@@ -40,13 +54,17 @@ BOXES = 100  # of one configuration at first, divided by its depth
 NODES = 3000  # boxes of one configuration in a turn at most, divided by its depth
 PROGRAM_NODES = 2000  # of the mixed-integer program
 PROGRAM_ARCS = 3000  # beyond, the program is left unwritten and the bound of the tree stands alone
+FILTERED_ARCS = 60_000  # beyond, arcs are not filtered for the program either: too many would be left
+ALONE_NS = 3e9  # work that the proof of the best plan's configuration alone may do
 PROVED_ARCS = 500  # where everything is proved already, and the program only states it
 RELISTINGS = 4  # rounds in which orders of the best plans are rescheduled
 ALIKE = 0.1  # orders of plans slower than the best by more than this share are not rescheduled
 RELISTED_FAMILIES = 4  # families whose best plans are rescheduled, besides the best plan
-RELISTED_KEPT = 2  # rescheduled orders of each plan that enter
+RELISTED_KEPT = 4  # rescheduled orders of each plan that enter
 RELISTED_ACTIONS = 4096  # actions of an order at most; rescheduling a longer one takes too long
+TOGETHER = 32  # moves of a descent that are made at once at most
 DESCENT_NS = 1e9  # work that one descent may do, by the meter
+PICK_NS = 3e8  # work that the descent of a first answer may do
 LONGEST_BLOCK = 2  # boundaries that move together at most, where there are many
 ROUNDS = 60  # mixtures of rows that a first look tries
 MOMENTS = 20_000_000  # rows of memory, times pairs of stages, up to which arcs are built
@@ -65,6 +83,24 @@ class Effort:
     """The work that a search may do, in counts, never in seconds: the same input gives the same plan."""
 
     nodes: int = NODES
-    kicks: int = KICKS
+    proposals: int = PROPOSALS
     program_nodes: int = PROGRAM_NODES
     work_ns: float = WORK_NS
+    proves: bool = (
+        True  # False ends the search with its answers; other configurations keep the bounds of totals
+    )
+
+
+def effort_named(name: str) -> Effort:
+    """Returns how hard to search.
+
+    Args: `name` is "quick" (answers, and the best configuration alone), "normal" (a bounded proof) or "full" (ten times the work).
+    Raises: BadInput for another name.
+    """
+    if name == "quick":
+        return Effort(proves=False)
+    if name == "full":
+        return Effort(nodes=10 * NODES, proposals=4 * PROPOSALS, work_ns=10 * WORK_NS)
+    if name != "normal":
+        raise BadInput(f"effort is '{name}'", where="--effort", allowed=", ".join(get_args(EffortName)))
+    return Effort()

@@ -13,6 +13,7 @@ from planner.files import Count, Flag, Natural, NotNegative, Part, Text
 
 MOST_NEAR = 6  # rivals of the kind "near" that a certificate names at most
 Axis = Literal["data", "pipeline", "spatial"]
+Stage = Literal["picked", "settled", "proved"]
 
 
 class PlannedConfiguration(Part):
@@ -150,6 +151,10 @@ class Certificate(Part):
         default=None, description="empty where a file of version 1 was read"
     )
     space: SearchSpace | None = Field(default=None, description="empty where a file of version 1 was read")
+    stage: Stage = Field(
+        default="proved",
+        description="how far the search came: first answers, answers improved in turn, or its proof",
+    )
     chosen: Rival | None = Field(default=None, description="the plan itself, as its rivals are told")
     rivals: tuple[Rival, ...] = ()
 
@@ -176,6 +181,8 @@ def compact(certificate: Certificate) -> dict[str, object]:
     Returns: plain data; optional values that equal their default are left out.
     """
     data = certificate.model_dump(mode="json", exclude={"chosen", "rivals", "space"})
+    if certificate.stage == "proved":
+        del data["stage"]
     if certificate.space is not None:
         data["space"] = certificate.space.model_dump(mode="json", exclude_defaults=True)
     if certificate.chosen is not None:

@@ -116,7 +116,7 @@ def verdict(plan: Plan) -> str:
     if proof.searched is None:
         said += " (a file of version 1: what was searched is not recorded)"
     elif not proved:
-        said += f" ({proof.searched.open:,} not finished)"
+        said += f" ({proof.searched.open:,} not {'finished' if proof.stage == 'proved' else 'looked into'})"
     return said + _within(plan)
 
 

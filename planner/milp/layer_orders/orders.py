@@ -18,7 +18,8 @@ from planner.milp.layer_orders.lattice import TooManyIdeals, best_stages
 from planner.milp.limits import Effort
 from planner.milp.pins import NO_GATHER, Pins
 from planner.milp.search.descent import UNFIT_NS
-from planner.milp.search.search import ranked, search
+from planner.milp.search.pick import ranked
+from planner.milp.search.search import certificate, search
 from planner.milp.search.state import SearchState
 from planner.model import ModelGraph, alone, dependences, misplaced
 from planner.plan import Certificate, LayerOrders
@@ -38,7 +39,7 @@ class Searched:
 
     def certificate(self) -> Certificate:
         """Returns the certificate of the best plan, with the bound of all orders that the proof is about."""
-        proof = self.best.certificate()
+        proof = certificate(self.best)
         bound = min(proof.bound_ns, self.bound_ns)
         assert proof.space is not None
         space = proof.space.model_copy(update={"layer_orders": self.orders})
@@ -53,6 +54,8 @@ def searched(instance: Instance, effort: Effort) -> Searched:
     Raises: Infeasible where the model's own order has no configuration.
     """
     first = search(instance, effort)
+    if first.stopped:
+        return Searched(best=first)
     if not _free(instance.pins) or alone(instance.profile.graph):
         return Searched(best=first)
     every = _every(instance.profile.graph) if instance.layers <= limits.ORDERED_LAYERS else None
@@ -60,7 +63,12 @@ def searched(instance: Instance, effort: Effort) -> Searched:
         chosen = list(_balanced(first)) if every is None else every
     except TooManyIdeals:
         return Searched(best=first, orders=LayerOrders(searched="too_many"))
-    found = [first, *_others(first, chosen, effort)]
+    found = [first]
+    for other in _others(first, chosen, effort):
+        found.append(other)
+        if other.stopped:
+            every = None
+            break
     best = min(found, key=lambda each: (each.limit, found.index(each)))
     closed = [each for each in found if each is not best and (each is first or _least(each) >= best.limit)]
     return Searched(

@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from planner.arrays import BoolArray, IntArray
+from planner.milp import limits
 from planner.milp.cut.problem import CutProblem
 from planner.milp.proof.boxes import Box
 from planner.milp.proof.weights import Weights, empty, stack
@@ -236,3 +237,31 @@ def binding(box: Box, rows: Weights) -> Weights:
         for m in left[::-1].tolist()
     }
     return rows.part(np.array(sorted(kept.values()), np.int64))
+
+
+def fits_surely(problem: CutProblem, low: IntArray, high: IntArray) -> bool:
+    """Returns whether every cut of the windows surely fits; False where the configuration chooses which stages
+    recompute. Each stage is taken as large as any that the windows allow, in each part of its memory.
+
+    Args: `low` and `high` are [boundary, then flag], as of `windows`.
+    """
+    if problem.flagged:
+        return False
+    if (most_bytes(problem) <= problem.available_bytes).all():
+        return True
+    if count_arcs(problem, low, high) > limits.ARCS:
+        return False
+    spans = [slice(a, b + 1) for a, b in zip(low.tolist(), high.tolist(), strict=True)]
+    fixed = np.array([problem.fixed_grid[pair].max() for pair in pairwise(spans)])
+    moving = np.array([problem.moving_grid(p)[pair].max((0, 1)) for p, pair in enumerate(pairwise(spans))])
+    peaks = [int(np.einsum("msr,sr->m", rows, moving).max()) for rows in problem.moments]
+    return bool((problem.hosted @ fixed + np.array(peaks) <= problem.available_bytes).all())
+
+
+def count_arcs(problem: CutProblem, low: IntArray, high: IntArray) -> int:
+    """Returns how many stages the cuts of these windows may have at most.
+
+    Args: `low` and `high` are [boundary, then flag].
+    """
+    width = problem.bounds(high - low) + 1
+    return int((width[:-1] * width[1:]).sum())

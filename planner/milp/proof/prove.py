@@ -9,7 +9,6 @@ from there, a number of boxes at a time.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import numpy as np
 
@@ -18,11 +17,21 @@ from planner.milp import limits
 from planner.milp.cut.problem import CutProblem, CutRow
 from planner.milp.proof.boxes import ROUNDING, Box
 from planner.milp.proof.branch_and_bound import ProofState, Tree
-from planner.milp.proof.feasible import binding, every_cut, fitting, memory_weights, most_bytes, reachable
+from planner.milp.proof.feasible import (
+    binding,
+    count_arcs,
+    every_cut,
+    fits_surely,
+    fitting,
+    memory_weights,
+    most_bytes,
+    reachable,
+    whole,
+)
 from planner.milp.proof.multipliers import RowMixLP, RowPool
 from planner.milp.proof.separable import SeparableRows
 from planner.milp.proof.weights import Weights, stack
-from planner.milp.search.descent import Answer, even
+from planner.milp.search.descent import UNFIT_NS, Answer, even
 
 Windows = tuple[IntArray, IntArray]
 
@@ -68,7 +77,7 @@ class ConfigurationProof:
         Args: `answer` is the best cut known of this configuration; `limit` is the time to beat, in nanoseconds.
         """
         self.record.aim(answer, limit)
-        if self.spans is None or not self._reachable():
+        if self.spans is None or not self._reachable() or self._overflows():
             self.spans = None
             return
         if self.timed is not None:
@@ -159,12 +168,22 @@ class ConfigurationProof:
         chain = shape.pipes == shape.chunks == 1 and shape.update == "barrier" and self.problem.chained
         return not chain or reachable(self.problem, self.record.limit - 1)
 
+    def _overflows(self) -> bool:
+        """Returns whether nothing fits, as far as each stage seen alone tells; asked while no plan is known at all."""
+        if self.record.limit < UNFIT_NS or not self._light():
+            return False
+        assert self.spans is not None
+        if fits_surely(self.problem, *self.spans) or whole(self.problem, *self.spans) is not None:
+            return False
+        self.tight = True
+        return True
+
     def _light(self) -> bool:
         """Returns whether arcs and rows of memory are few enough to be built."""
         shared = (self.problem.hosted > 0).sum(1) > 1
         moments = sum(len(rows) for rows, many in zip(self.problem.moments, shared, strict=True) if many)
         small = moments * self.problem.stages**2 <= limits.MOMENTS
-        return small and self.spans is not None and _cells(self.problem, *self.spans) <= limits.ARCS
+        return small and self.spans is not None and count_arcs(self.problem, *self.spans) <= limits.ARCS
 
     def _grow(self) -> None:
         """Builds the arcs that fit and that single rows do not refute, where they are not too many."""
@@ -205,28 +224,6 @@ class ConfigurationProof:
 
 def _point(spans: Windows) -> bool:
     return bool((spans[0] == spans[1]).all())
-
-
-def fits_surely(problem: CutProblem, low: IntArray, high: IntArray) -> bool:
-    """Returns whether every cut of the windows surely fits; False where the configuration chooses which stages
-    recompute. Each stage is taken as large as any that the windows allow, in each part of its memory.
-    """
-    if problem.flagged:
-        return False
-    if (most_bytes(problem) <= problem.available_bytes).all():
-        return True
-    if _cells(problem, low, high) > limits.ARCS:
-        return False
-    spans = [slice(a, b + 1) for a, b in zip(low.tolist(), high.tolist(), strict=True)]
-    fixed = np.array([problem.fixed_grid[pair].max() for pair in pairwise(spans)])
-    moving = np.array([problem.moving_grid(p)[pair].max((0, 1)) for p, pair in enumerate(pairwise(spans))])
-    peaks = [int(np.einsum("msr,sr->m", rows, moving).max()) for rows in problem.moments]
-    return bool((problem.hosted @ fixed + np.array(peaks) <= problem.available_bytes).all())
-
-
-def _cells(problem: CutProblem, low: IntArray, high: IntArray) -> int:
-    width = problem.bounds(high - low) + 1
-    return int((width[:-1] * width[1:]).sum())
 
 
 def _may_exceed(box: Box) -> bool:

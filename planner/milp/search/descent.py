@@ -1,8 +1,8 @@
-"""Finds first answers: cuts by descent and seeded kicks, where all neighbours of a cut are simulated at once."""
+"""Finds answers: cuts by descent and by seeded annealing, where many neighbours of a cut are simulated at once."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,7 +15,11 @@ from planner.schedule import Kind
 
 UNFIT_NS = 1 << 60  # the time of a cut that does not fit
 _STEPS = (1, 2, 4, 8)
-_TURNED = 0.3  # share of the flags that a kick turns
+_HOT, _COLD = 1e-2, 3e-4  # of the first answer: the heat of annealing at first and at last
+_FEWEST, _MOST = 16, 256  # neighbours simulated at once
+_LONE, _TWO = 0.6, 0.5  # shares of moves that move a lone boundary, and another one besides
+_SMALL = 0.25  # of the boundaries, those with the smallest messages: a cut of them alone is a start too
+_TURNED = 0.5  # flags that a move turns, on average
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,33 +56,62 @@ def fits(problem: CutProblem, cuts: IntArray) -> BoolArray:
     Args: `cuts` is [cut, point].
     Returns: [cut] truth values.
     """
+    if not len(cuts):
+        return np.zeros(0, np.bool_)
     within: BoolArray = np.asarray((problem.memory(cuts) <= problem.available_bytes).all(1))
     return within
 
 
-def descend(problem: CutProblem, low: IntArray, high: IntArray, start: IntArray) -> Answer | None:
-    """Descends steeply over moves of single boundaries and blocks of them, until no move helps or the work is spent.
+def descend(
+    problem: CutProblem, low: IntArray, high: IntArray, start: IntArray, work_ns: float = limits.DESCENT_NS
+) -> Answer | None:
+    """Descends steeply over moves of boundaries and blocks of them, until no move helps or the work is spent.
 
-    Args: cuts stay between `low` and `high`; `start` need not fit.
+    Moves that help and do not touch each other are also made together.
+
+    Args: cuts stay between `low` and `high`; `start` need not fit; `work_ns` is by the meter.
     Returns: the best answer met; None where neither the start nor a neighbour of it fits.
     """
     best = _pick(problem, start[None, :])
     moves = neighbours(problem)
-    stop_ns = problem.meter.spent_ns + limits.DESCENT_NS
+    stop_ns = problem.meter.spent_ns + work_ns
     while True:
-        near = allowed(problem, (best.cut if best else start) + moves, low, high)
+        here = best.cut if best else start
+        near = allowed(problem, here + moves, low, high)
         most = None if best is None else best.ns
-        found = _pick(problem, near, most) if len(near) else None
+        ns = judge(problem, near, most)
+        found = _least(near, ns)
         if found is None or not found.better(best):
             return best
+        better = np.flatnonzero(ns < (UNFIT_NS if most is None else most))
+        ranked = near[better[np.argsort(ns[better], kind="stable")]]
+        together = allowed(problem, _together(here, ranked), low, high)
         best = found
+        found = _pick(problem, together, best.ns) if len(together) else None
+        best = found if found is not None and found.better(best) else best
         if problem.meter.spent_ns > stop_ns:
             return best
 
 
+def _together(here: IntArray, better: IntArray) -> IntArray:
+    """Returns points where the moves to more and more of the better neighbours are made at once.
+
+    Args: `better` are neighbours of `here`, the best first; moves that touch one made before are left out.
+    """
+    at, found = here, []
+    for point in better[: limits.TOGETHER]:
+        if not ((at != here) & (point != here)).any():
+            at = at + point - here
+            found.append(at)
+    return np.array(found[1:], np.int64).reshape(-1, len(here))
+
+
 def _pick(problem: CutProblem, cuts: IntArray, most: int | None = None) -> Answer | None:
-    ns = judge(problem, cuts, most)
-    least = int(ns.min())
+    return _least(cuts, judge(problem, cuts, most))
+
+
+def _least(cuts: IntArray, ns: IntArray) -> Answer | None:
+    least = int(ns.min(initial=UNFIT_NS))
     if least == UNFIT_NS:
         return None
     tied = cuts[ns == least]
@@ -124,25 +157,56 @@ def _edge_moves(stages: int, longest: int) -> IntArray:
     return np.array(rows, np.int64).reshape(-1, stages + 1)
 
 
-def kicked(problem: CutProblem, low: IntArray, high: IntArray, best: Answer, rounds: int) -> Answer:
-    """Runs descents from random neighbours of the best cut; the seed is fixed, so the answer is too.
+def annealed(problem: CutProblem, low: IntArray, high: IntArray, best: Answer, proposals: int) -> Answer:
+    """Anneals an answer, then descends from the best cut met; the seed is fixed, so the answer is too.
 
-    Args: `rounds` kicks of `best`, between `low` and `high`.
+    Many neighbours are simulated at once, and the first that is good enough is taken: as many as were needed last.
+
+    Args: `proposals` counts the neighbours simulated; cuts stay between `low` and `high`.
     Returns: the best answer met, which may be `best`.
     """
-    random = np.random.default_rng(0)
-    for _ in range(rounds):
-        noise = random.integers(-3, 4, problem.stages + 1)
-        start = best.cut.copy()
-        edges = np.clip(problem.bounds(best.cut) + noise, problem.bounds(low), problem.bounds(high))
-        start[: len(edges)] = edges = np.maximum.accumulate(edges)
-        if problem.flagged:
-            start[len(edges) :] ^= random.random(problem.stages) < _TURNED
-        if (np.diff(edges) > 0).all() and problem.allowed[edges].all():
-            found = descend(problem, low, high, start)
-            if found is not None and found.better(best):
-                best = found
-    return best
+    random, at, ns, done, many = np.random.default_rng(0), best.cut, best.ns, 0, _FEWEST
+    first = best.ns
+    while done < proposals:
+        heat = first * _HOT * (_COLD / _HOT) ** (done / proposals)
+        points = allowed(problem, at + _moves(random, problem, many), low, high)
+        allow = ns - heat * np.log(random.random(len(points)))
+        done, many = done + many, min(2 * many, _MOST)
+        if not len(points):
+            continue
+        took = problem.times(points)
+        taken = np.flatnonzero(took < allow)
+        taken = taken[fits(problem, points[taken])]
+        if len(taken):
+            many = min(many, max(_FEWEST, 4 * int(taken[0] + 1)))
+            at, ns = points[taken[0]], int(took[taken[0]])
+            found = _least(points[taken], took[taken])
+            best = found if found is not None and found.better(best) else best
+    found = descend(problem, low, high, best.cut)
+    return found if found is not None and found.better(best) else best
+
+
+def _moves(random: np.random.Generator, problem: CutProblem, many: int) -> IntArray:
+    """Returns random moves of a block of boundaries, of a lone boundary besides, and of a flag where there are some.
+
+    Returns: [move, point] differences.
+    """
+    depth = problem.stages
+    moves: IntArray = np.zeros((many, problem.width), np.int64)
+    if depth > 1:
+        first, lone = random.integers(1, depth, (2, many, 1))
+        last = first + np.where(random.random((many, 1)) < _LONE, 1, random.geometric(0.4, (many, 1)))
+        # steps of all sizes alike: within a block of layers and past it
+        widest = np.log(max(2.0, problem.layers / depth))
+        steps = np.exp(random.random((2, many, 1)) * widest).astype(np.int64)
+        far, other = random.choice([-1, 1], (2, many, 1)) * steps
+        edges = np.arange(depth + 1)
+        moves[:, : depth + 1] = far * ((edges >= first) & (edges < np.minimum(last, depth)))
+        moves[:, : depth + 1] += other * (edges == lone) * (random.random((many, 1)) < _TWO)
+    if problem.flagged:
+        turned = random.random((many, depth)) < _TURNED / depth
+        moves[:, depth + 1 :] = turned * random.choice([-1, 1], (many, depth))
+    return moves
 
 
 def balanced(problem: CutProblem, box: Box) -> IntArray:
@@ -164,6 +228,25 @@ def even(problem: CutProblem) -> IntArray:
     Args: `problem` supplies the work of layers.
     """
     return near(problem, work_ns(problem))
+
+
+def starts(problem: CutProblem) -> IntArray:
+    """Returns even cuts: of all boundaries, and of those with small messages alone, as between blocks of layers.
+
+    Args: `problem` supplies the work of layers and the bytes that cross boundaries.
+    Returns: [cut, point].
+    """
+    places = np.flatnonzero(problem.allowed)[1:-1]
+    size = problem.tables.talk.least_bytes[:, places].sum(0)
+    if problem.stages < 2 or not len(places):
+        return even(problem)[None]
+    small = places[size <= np.quantile(size, _SMALL)]
+    kept = np.zeros_like(problem.allowed)
+    kept[[0, *small.tolist(), problem.layers]] = True
+    if np.count_nonzero(kept) <= problem.stages:
+        return even(problem)[None]
+    block = even(replace(problem, allowed=kept))
+    return np.unique(np.stack([even(problem), block]), axis=0)
 
 
 def near(problem: CutProblem, line: IntArray | FloatArray) -> IntArray:

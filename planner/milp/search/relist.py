@@ -15,6 +15,7 @@ import numpy as np
 
 from planner.errors import BadInput
 from planner.milp import limits
+from planner.milp.configurations.configurations import Configuration
 from planner.milp.cut.frozen_order import Order
 from planner.milp.cut.problem import CutProblem
 from planner.milp.search.descent import UNFIT_NS, Answer, descend, judge
@@ -29,17 +30,17 @@ if TYPE_CHECKING:
 _LISTING_NS = 250_000.0  # work of rescheduling one action, by the meter
 
 
-def grow(state: SearchState) -> int:
-    """Reschedules the best plans and proves the new configurations, until no better order enters.
+def grow(state: SearchState) -> list[Configuration]:
+    """Reschedules the best plans and answers the new configurations, until no better order enters.
 
     Args: `state` takes them up.
-    Returns: how many orders entered.
+    Returns: the configurations that entered.
     """
     pinned = state.instance.pins
     if pinned.schedules and "listed" not in pinned.schedules:
-        return 0
+        return []
     seen: set[tuple[object, ...]] = set()
-    count = 0
+    found: list[Configuration] = []
     for turn in range(limits.RELISTINGS):
         entered: list[ConfigurationState] = []
         for tried in _worth(state, 1 + (limits.RELISTED_FAMILIES if turn == 0 else 0)):
@@ -47,12 +48,10 @@ def grow(state: SearchState) -> int:
             if key not in seen:
                 seen.add(key)
                 entered += _enter(state, tried)
-        for tried in entered:
-            state.examine(tried.shape)
-        count += len(entered)
+        found += [tried.shape for tried in entered]
         if not entered:
             break
-    return count
+    return found
 
 
 def _worth(state: SearchState, most: int) -> list[ConfigurationState]:
@@ -94,6 +93,7 @@ def _enter(state: SearchState, tried: ConfigurationState) -> Iterator[Configurat
         spans = state.instance.windows(new.problem)
         if spans is not None:
             state.take(new, descend(new.problem, *spans, answer.cut))
+            state.settle(new)
         yield new
 
 

@@ -9,29 +9,24 @@ could not be the least. At last the mixed-integer program states the proof over 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 
-import numpy as np
-
 from planner.errors import Infeasible
 from planner.milp import explain, formulation, infeasible, limits
-from planner.milp.configurations.configurations import Configuration, shapes
-from planner.milp.cut.problem import CutProblem
+from planner.milp.configurations.configurations import Configuration
 from planner.milp.instance import Instance
 from planner.milp.limits import Effort
 from planner.milp.proof.boxes import ROUNDING, Box
-from planner.milp.proof.layer_work import LayerWork
+from planner.milp.proof.order_free import order_free_bound_ns
 from planner.milp.proof.prove import ConfigurationProof
 from planner.milp.proof.separable import SeparableRows
-from planner.milp.proof.totals import TotalsBound
-from planner.milp.search import relist
-from planner.milp.search.descent import UNFIT_NS, Answer, even, judge
+from planner.milp.search import pick, relist
+from planner.milp.search.descent import UNFIT_NS, Answer
 from planner.milp.search.state import ConfigurationState, Rows, SearchState
-from planner.schedule import FAMILIES
+from planner.plan import Certificate
 
-_PLAINEST = list(FAMILIES)  # on one worker many families take the same time: the plainest is named
 _FILTERS = 2  # of what the program is written over
 
 
@@ -42,6 +37,7 @@ class Waiting:
     state: SearchState
     every: list[Configuration] = field(default_factory=list)  # that ever waited
     known: set[Configuration] = field(default_factory=set)
+    done: set[Configuration] = field(default_factory=set)  # that were looked into
     heap: list[tuple[float, int]] = field(default_factory=list)
 
     def add(self, shape: Configuration) -> None:
@@ -61,12 +57,34 @@ class Waiting:
             if least > state.limit - 1 or self._enough():
                 state.leave(least)
                 continue
-            shape = self.every[number]
-            tight = state.examine(shape)
-            for variant in thriftier(state.instance, shape) if tight else state.faster(shape):
+            if self.every[number] not in self.done:
+                self.examine(self.every[number])
+
+    def examine(self, shape: Configuration) -> None:
+        """Takes a first look at a configuration, and adds the variants that it calls for."""
+        self.add(shape)
+        tight = self.state.examine(shape)
+        if not shape.listed:  # an order listed anew is for its own costs
+            variants = thriftier(self.state.instance, shape) if tight else self.state.faster(shape)
+            for variant in list(variants):
                 self.add(variant)
+        self.done.add(shape)
+
+    def leave(self, configurations: Sequence[Configuration]) -> None:
+        """Leaves everything that was not looked into with its bound, as where the search was stopped.
+
+        Args: `configurations` are all of the question, whether they waited or not.
+        """
+        for shape in configurations:
+            self.add(shape)
+        self.state.left = []
+        for shape in self.every:
+            if shape not in self.done:
+                self.state.leave(self.state.promise_ns(shape))
 
     def _enough(self) -> bool:
+        if not self.state.effort.proves and self.state.limit < UNFIT_NS:
+            return True
         spent = self.state.instance.meter.spent_ns
         return self.state.limit < UNFIT_NS and spent > limits.LOOKS * self.state.effort.work_ns
 
@@ -81,25 +99,58 @@ def search(
     Raises: Infeasible where the pins leave no configuration.
     """
     state = SearchState(instance=instance, effort=effort, below=below, rows={} if rows is None else rows)
-    configurations = ranked(instance)
+    configurations = pick.ranked(instance)
     if not configurations:
-        raise Infeasible(infeasible.no_shape(instance, lambda asked: bool(ranked(asked))))
-    if below == UNFIT_NS:
-        _first_answers(state, configurations)
-        _take_trivial(state, set(configurations))
-    state.listed = relist.grow(state)
-    best = state.limit
+        raise Infeasible(infeasible.no_shape(instance, lambda asked: bool(pick.ranked(asked))))
     waiting = Waiting(state=state)
+    try:
+        _run(state, waiting, configurations)
+    except KeyboardInterrupt:
+        if state.best is None:
+            raise
+        state.stopped = True
+        waiting.leave(configurations)
+    state.queue = waiting.every
+    state.considered = len(waiting.every)
+    return state
+
+
+def _run(state: SearchState, waiting: Waiting, configurations: list[Configuration]) -> None:
+    """Searches in stages; after each of them the best plan so far could be returned."""
+    if state.below == UNFIT_NS:
+        pick.pick(state, configurations)
+        pick.take_trivial(state, set(configurations))
+        pick.settle(state)
+    _solve_winner(state, waiting)
+    best = _grow(state, waiting)
+    state.stage = "settled"
     for shape in configurations:
         waiting.add(shape)
     waiting.work_through()
     if state.limit < best:
-        state.listed += relist.grow(state)
-    state.queue = waiting.every
-    state.considered = len(waiting.every) + state.listed
-    state.prove()
-    solve_program(state)
-    return state
+        _grow(state, waiting)
+        waiting.work_through()
+    if state.effort.proves:
+        state.prove()
+        solve_program(state)
+        state.stage = "proved"
+
+
+def _solve_winner(state: SearchState, waiting: Waiting) -> None:
+    """Solves the configuration of the best plan alone: what it leaves open is hardly ever the answer."""
+    while state.best is not None and state.best.shape not in waiting.done and not state.best.shape.chosen:
+        winner = state.best
+        waiting.examine(winner.shape)
+        state.prove_alone(winner)
+
+
+def _grow(state: SearchState, waiting: Waiting) -> int:
+    """Reschedules the best plans; the new orders wait for their proof. Returns the nanoseconds of the best plan then."""
+    entered = relist.grow(state)
+    state.listed += len(entered)
+    for shape in entered:
+        waiting.add(shape)
+    return state.limit
 
 
 def solve_program(state: SearchState) -> None:
@@ -114,10 +165,16 @@ def solve_program(state: SearchState) -> None:
         state.best.closing = ConfigurationProof(problem=state.best.problem.talking, spans=spans)
         state.best.closing.look(state.best.answer, state.limit)
     others = [tried for tried in state.open if tried is not state.best and tried.bound_ns < state.limit]
-    given = [(tried, _open_part(state, tried)) for tried in [state.best, *others]]
-    parts = [part for _, part in given if part is not None]
     most = limits.PROGRAM_ARCS if others else limits.PROVED_ARCS
-    if not parts or sum(int(a.sum()) for part in parts for a in part.box.alive) > most:
+    given: list[tuple[ConfigurationState, formulation.OpenConfiguration | None]] = []
+    for tried in [state.best, *others]:
+        given.append((tried, _open_part(state, tried, limits.FILTERED_ARCS)))
+        part = given[-1][1]
+        most -= sum(int(a.sum()) for a in part.box.alive) if part is not None else 0
+        if most < 0:
+            return
+    parts = [part for _, part in given if part is not None]
+    if not parts:
         return
     done = formulation.solve(parts, state.limit, nodes=state.effort.program_nodes)
     state.program = done
@@ -129,8 +186,13 @@ def solve_program(state: SearchState) -> None:
             tried.bound_ns = max(tried.bound_ns, min(least, state.limit))
 
 
-def _open_part(state: SearchState, tried: ConfigurationState) -> formulation.OpenConfiguration | None:
-    """Returns the cuts that the rows do not refute; ties with the best answer stay."""
+def _open_part(
+    state: SearchState, tried: ConfigurationState, most_arcs: int
+) -> formulation.OpenConfiguration | None:
+    """Returns the cuts that the rows do not refute; ties with the best answer stay.
+
+    Args: a box of more than `most_arcs` is not filtered further: it is too large for the program anyway.
+    """
     if tried.closing is None or tried.closing.root is None or tried.problem.flagged:
         return None
     pool, most = tried.closing.record.pool, state.limit + ROUNDING
@@ -140,108 +202,10 @@ def _open_part(state: SearchState, tried: ConfigurationState) -> formulation.Ope
         spans = SeparableRows(box.problem).narrowed(rows, most, box.low, box.high)
         box = None if spans is None else box.narrowed(*spans)
     for _ in range(_FILTERS):
-        box = None if box is None else box.filtered(rows, most)
+        if box is not None and sum(int(a.sum()) for a in box.alive) <= most_arcs:
+            box = box.filtered(rows, most)
     tried.bound_ns = state.limit if box is None else tried.bound_ns
     return None if box is None else formulation.OpenConfiguration(box=box, rows=rows, bound_ns=tried.bound_ns)
-
-
-def ranked(instance: Instance) -> list[Configuration]:
-    """Returns the configurations of a planning instance, the most promising first.
-
-    Args: `instance`; unless pinned, recomputing and sharding configurations follow later, where memory asks for them.
-    """
-    pinned = instance.pins
-    plain = replace(pinned, recompute=bool(pinned.recompute), shard=bool(pinned.shard))
-    every = shapes(
-        instance.cluster,
-        layers=instance.layers,
-        batch=instance.batch,
-        micros=instance.micros(),
-        pinned=plain,
-        splits=instance.splits,
-    )
-    bound, permitted = TotalsBound(instance), filter(instance.permits, every)
-    return sorted(
-        permitted, key=lambda shape: (_guess_ns(bound, shape), _PLAINEST.index(shape.family), shape)
-    )
-
-
-def _guess_ns(bound: TotalsBound, shape: Configuration) -> float:
-    """Returns about what a configuration may take, to know where to look first; it bounds nothing."""
-    tables, work = bound.instance.tables(shape), bound.work(shape)
-    bytes_a_worker = np.array([tables.gradients[0, -1] * shape.pipes // shape.workers])
-    sums = (
-        bound.instance.machines.typical_sum(shape).ns(bytes_a_worker)[0]
-        if shape.data * shape.spatial > 1
-        else 0
-    )
-    wire = bound.instance.cluster_link_ns(tables.typical_crossing_bytes) if shape.workers > 1 else 0.0
-    hops = 2 * (shape.stages - 1) * wire
-    load = float(work.total.sum()) * shape.micros / shape.workers + bound.step_ns(shape)
-    idle = BUBBLES[shape.family](shape, work) if shape.workers > 1 else 0.0
-    return max(load + idle, bound.free_ns(shape)) + float(sums) + hops
-
-
-def _first_answers(state: SearchState, configurations: list[Configuration]) -> None:
-    """Answers the configurations whose even cuts came out best, and the most promising one of each family.
-
-    The even cuts of the most promising configurations are simulated before.
-    """
-    firsts: dict[str, Configuration] = {}
-    for shape in configurations:
-        firsts.setdefault(shape.family, shape)
-    ahead = dict.fromkeys(
-        [
-            *configurations[: limits.FIRST_ANSWERS],
-            *firsts.values(),
-            *configurations[limits.FIRST_ANSWERS : limits.EVEN_CUTS],
-        ]
-    )
-    meter, most = state.instance.meter, limits.GLANCES * state.effort.work_ns
-    looked = [state.look(shape) for shape in ahead if meter.spent_ns < most]
-    known = [tried for tried in looked if tried is not None]
-    if state.instance.pins.stages is None:
-        known = sorted(known, key=lambda tried: (_even_ns(tried.problem), tried.shape))
-    chosen = [
-        *known[: limits.FIRST_ANSWERS],
-        *(tried for tried in known if firsts[tried.shape.family] == tried.shape),
-    ]
-    every = {tried.shape: tried for tried in chosen}.values()
-    for tried in sorted(every, key=lambda tried: tried.shape.chunks * (tried.shape.workers == 1)):
-        hopeless = state.instance.pins.stages is None and _hopeless(state, tried)
-        if state.instance.meter.spent_ns < state.effort.work_ns / 3 and not hopeless:
-            state.answer(tried)
-
-
-def _hopeless(state: SearchState, tried: ConfigurationState) -> bool:
-    """Returns whether a configuration is far from the best answer.
-
-    Also returns True for a lone worker with more chunks that is no better at first than fewer chunks came to.
-    """
-    ns, own = _even_ns(tried.problem), tried.shape
-    fewer = [
-        other.answer.ns
-        for shape, other in state.tried.items()
-        if other.answer is not None
-        and shape.chunks < own.chunks
-        and (shape.data, shape.workers, shape.micro) == (own.data, 1, own.micro)
-    ]
-    return ns > limits.HOPE * state.limit or ns >= min(fewer, default=UNFIT_NS)
-
-
-def _even_ns(problem: CutProblem) -> int:
-    return int(problem.times(even(problem)[None, :], 0)[0])
-
-
-def _take_trivial(state: SearchState, allowed: set[Configuration]) -> None:
-    """Takes the trivial plans as answers too: none of them beats the plan, however little was looked into."""
-    for _, chosen in explain.trivial(state.instance):
-        for shape in (each for each in chosen if each in allowed):
-            tried = state.look(shape)
-            if tried is not None and state.instance.pins.stages is None:
-                cut = explain.equal_cut(tried.problem)
-                ns = int(judge(tried.problem, cut[None, :])[0])
-                state.take(tried, None if ns == UNFIT_NS else Answer(cut=cut, ns=ns))
 
 
 def thriftier(instance: Instance, shape: Configuration) -> Iterator[Configuration]:
@@ -267,32 +231,28 @@ def thriftier(instance: Instance, shape: Configuration) -> Iterator[Configuratio
             )
 
 
-Bubble = Callable[[Configuration, LayerWork], float]
+def certificate(state: SearchState) -> Certificate:
+    """Returns the certificate of the best plan of a search.
 
-
-def _whole(shape: Configuration, work: LayerWork) -> float:
-    return float(work.total.sum()) / shape.workers * (shape.workers - 1) / shape.chunks
-
-
-def _forward(shape: Configuration, work: LayerWork) -> float:
-    return float(work.forward.sum()) / shape.workers * (shape.workers - 1) / shape.chunks
-
-
-def _paired(shape: Configuration, work: LayerWork) -> float:
-    units = max(1.0, shape.micros / shape.workers)
-    return float(work.last.sum()) / shape.workers * max(0.0, shape.workers / shape.pairs - 2) * units
-
-
-def _paired_split(shape: Configuration, work: LayerWork) -> float:
-    return float(work.forward.sum()) / shape.workers * (shape.workers / shape.pipes - 1) / shape.chunks
-
-
-# idle time of a worker, as the families have it for equal stages
-BUBBLES: Mapping[str, Bubble] = dict.fromkeys(FAMILIES, _forward) | {
-    "gpipe": _whole,
-    "1f1b": _whole,
-    "interleaved": _whole,
-    "wave": _whole,
-    "chimera": _paired,
-    "chimera-zb": _paired_split,
-}
+    Args: `state` has one.
+    """
+    best = state.best
+    assert best is not None and best.answer is not None
+    objective = best.answer.ns
+    bound = min([objective, *(tried.bound_ns for tried in state.open), *state.left])
+    return Certificate(
+        stage=state.stage,
+        objective_ns=objective,
+        bound_ns=bound,
+        order_free_bound_ns=order_free_bound_ns(best.problem, best.answer.cut),
+        searched=explain.counts(
+            state.considered,
+            left=sum(ns < objective for ns in state.left),
+            taken_up=sum(tried.closing is not None for tried in state.tried.values()),
+            unfinished=len({tried.shape for tried in state.open if tried.bound_ns < objective}),
+            rescheduled=state.listed,
+        ),
+        space=explain.searched_space(state.instance),
+        chosen=explain.priced("chosen", best),
+        rivals=tuple(explain.rivals(state.instance, best.problem, list(state.tried.values()))),
+    )

@@ -1,18 +1,15 @@
-"""Keeps what a search knows: every configuration bounded or proved, the best cut of the best one, its certificate.
-
-`search.py` decides which configuration is looked into when. A first look (`proof/prove.py`) comes first. Then what is
-open continues in turns, the lowest bound first: descents find better answers, trees better bounds. When the allowed
-work is done, the winner and what is left go into one mixed-integer program (`formulation.py`) if small.
-"""
+"""Keeps what a search knows: configurations bounded or proved, the best cut; `search.py` decides what comes when."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from math import comb
+from typing import Literal
 
 import numpy as np
 
-from planner.milp import explain, formulation, limits
+from planner.milp import formulation, limits
 from planner.milp.configurations.configurations import Configuration
 from planner.milp.cut.frozen_order import Order
 from planner.milp.cut.problem import CutProblem, CutRow
@@ -21,12 +18,10 @@ from planner.milp.instance import Instance, short_bytes
 from planner.milp.limits import Effort
 from planner.milp.pins import Update
 from planner.milp.proof.boxes import ROUNDING, Box
-from planner.milp.proof.feasible import silent_parts, whole
-from planner.milp.proof.order_free import order_free_bound_ns
-from planner.milp.proof.prove import ConfigurationProof, Windows, fits_surely
+from planner.milp.proof.feasible import fits_surely, silent_parts, whole
+from planner.milp.proof.prove import ConfigurationProof, Windows
 from planner.milp.proof.totals import TotalsBound
-from planner.milp.search.descent import UNFIT_NS, Answer, balanced, descend, even, kicked
-from planner.plan import Certificate
+from planner.milp.search.descent import UNFIT_NS, Answer, annealed, balanced, descend, starts
 
 Rows = dict[tuple[Order, Update, int], list[CutRow]]
 
@@ -60,6 +55,8 @@ class SearchState:
     left: list[int] = field(default_factory=list)  # bounds of shapes that were not looked into
     program: formulation.ProgramOutcome | None = None
     pays: dict[tuple[object, ...], bool] = field(default_factory=dict)  # shared updates, by their causes
+    stage: Literal["picked", "settled", "proved"] = "picked"  # how far it came
+    stopped: bool = False  # by the user
     rows: Rows = field(default_factory=dict)  # of orders that several shapes have
 
     def __post_init__(self) -> None:
@@ -78,21 +75,40 @@ class SearchState:
             self.tried[shape] = ConfigurationState(shape=shape, problem=problem)
         return self.tried[shape]
 
-    def answer(self, tried: ConfigurationState, root: Box | None = None) -> None:
-        """Finds an answer by descent from the most even cut, or from the most even cut that fits."""
+    def answer(
+        self, tried: ConfigurationState, root: Box | None = None, work_ns: float = limits.DESCENT_NS
+    ) -> None:
+        """Finds an answer by descent from the better of the even cuts, or from the most even cut that fits.
+
+        Args: `root` is the box of all cuts that fit, if it is known; `work_ns` is what the descent may do.
+        """
         problem = tried.problem
         spans = self.instance.windows(problem)
         if spans is None:
             return
         first, last = map(problem.bounds, spans)
-        start = spans[1] if (first == last).all() else even(problem)
-        found = descend(problem, *spans, start)
+        begun = spans[1][None] if (first == last).all() else starts(problem)
+        start = begun[int(problem.times(begun, 0).argmin())]
+        found = descend(problem, *spans, start, work_ns)
         if found is None:
             root = root or whole(problem, *spans)
             found = None if root is None else descend(problem, *spans, balanced(problem, root))
         if tried.closing is not None:
             tried.closing.record.aim(found, self.limit)
         self.take(tried, found)
+
+    def settle(self, tried: ConfigurationState, times: int = 1) -> None:
+        """Anneals the answer of a configuration; `times` as many neighbours are simulated as at first."""
+        spans = self.instance.windows(tried.problem)
+        if tried.answer is not None and spans is not None and not tried.problem.flagged:
+            self.take(tried, annealed(tried.problem, *spans, tried.answer, self._proposals(tried, times)))
+
+    def _proposals(self, tried: ConfigurationState, times: int) -> int:
+        """Returns how many neighbours annealing simulates: no more than there are cuts."""
+        problem = tried.problem
+        most = times * self.effort.proposals * (2 if problem.flagged else 1)
+        affordable = int(limits.ANNEAL_NS / (100 * problem.order.actions))
+        return min(most, affordable, comb(problem.layers - 1, problem.stages - 1) - 1)
 
     def take(self, tried: ConfigurationState, answer: Answer | None) -> None:
         if answer is not None and isinstance(tried.problem, RecomputeProblem):
@@ -119,9 +135,9 @@ class SearchState:
         spans = self.instance.windows(tried.problem)
         over = self.floors.summed_ns(tried.shape, talking=True) > self.limit - 1
         self._look_at(tried, tried.problem.talking, None if over else spans, known)
-        if tried.closing is not None and tried.closing.open:
-            self.open.append(tried)
         assert tried.closing is not None
+        if tried.closing.open:
+            self.open.append(tried)
         least = self._totals(tried.shape, talking=False)
         tight = tried.closing.tight
         if spans is None or tried.problem.chained or least >= self.limit:
@@ -183,6 +199,11 @@ class SearchState:
         self._take_further(flagged, limits.CHOICES * self.effort.nodes, most)
         self.open = [tried for tried in self.open if self._left(tried)]
 
+    def prove_alone(self, tried: ConfigurationState) -> None:
+        """Continues the proof of one configuration, as far as one may go alone."""
+        most = min(self.effort.work_ns, self.instance.meter.spent_ns + limits.ALONE_NS)
+        self._take_further([tried], self.effort.nodes, most)
+
     def _prove_silent(self) -> None:
         """Proves cuts in which some neighbours do not talk; of large models with a share of the work."""
         silent = [tried for tried in self.open if tried.problem.silent and tried.bound_ns < self.limit]
@@ -212,7 +233,7 @@ class SearchState:
         """Runs descents from the best cuts of the first looks: a better answer refutes more than any bound."""
         met = [tried for tried in self.open if tried.answer is not None and tried.closing is not None]
         met.sort(key=lambda tried: (tried.answer.ns if tried.answer else UNFIT_NS, tried.shape))
-        for tried in met[: limits.FIRST_ANSWERS]:
+        for tried in met[: limits.POLISHED]:
             spans = self.instance.windows(tried.problem)
             if spans is not None and tried.answer is not None:
                 self.take(tried, descend(tried.problem, *spans, tried.answer.cut))
@@ -231,8 +252,7 @@ class SearchState:
                 self.answer(tried, root)
             known = tried.answer or tried.closing.record.answer
             if known is not None:
-                kicks = self.effort.kicks * (2 if tried.problem.flagged else 1)
-                found = kicked(tried.problem, root.low, root.high, known, kicks)
+                found = annealed(tried.problem, root.low, root.high, known, self._proposals(tried, 4))
                 tried.closing.record.aim(found, self.limit)
                 self.take(tried, found)
 
@@ -244,7 +264,7 @@ class SearchState:
     def promise_ns(self, shape: Configuration) -> float:
         """Returns the lower bound of a configuration and of its sharded variant, which wait together."""
         least = self.least_ns(shape)
-        return min(least, self.least_ns(replace(shape, shard=True))) if self._may_share(shape) else least
+        return min(least, self.least_ns(replace(shape, shard=True))) if self.may_share(shape) else least
 
     def examine(self, shape: Configuration) -> bool:
         """Rules a configuration out or takes a first look; returns whether memory narrows it."""
@@ -267,34 +287,13 @@ class SearchState:
     def faster(self, shape: Configuration) -> Iterator[Configuration]:
         """Yields the variant with a sharded optimizer where updates take longer than sending the parameters round."""
         shared = replace(shape, shard=True)
-        if not self._may_share(shape) or self.least_ns(shared) > self.limit - 1:
+        if not self.may_share(shape) or self.least_ns(shared) > self.limit - 1:
             return
         plain, other = self.look(shape), self.look(shared)
         if plain is not None and other is not None and other.problem.updates_sooner(plain.problem, self.pays):
             yield shared
 
-    def _may_share(self, shape: Configuration) -> bool:
+    def may_share(self, shape: Configuration) -> bool:
+        """Returns whether the configuration has a variant with a sharded optimizer that waits with it."""
         free = self.instance.pins.shard is not False and not self.instance.joint
         return free and not shape.shard and not shape.held and shape.holders > 1
-
-    def certificate(self) -> Certificate:
-        """Returns the certificate of the best plan."""
-        best = self.best
-        assert best is not None and best.answer is not None
-        objective = best.answer.ns
-        bound = min([objective, *(tried.bound_ns for tried in self.open), *self.left])
-        return Certificate(
-            objective_ns=objective,
-            bound_ns=bound,
-            order_free_bound_ns=order_free_bound_ns(best.problem, best.answer.cut),
-            searched=explain.counts(
-                self.considered,
-                left=sum(ns < objective for ns in self.left),
-                taken_up=sum(tried.closing is not None for tried in self.tried.values()),
-                unfinished=len({tried.shape for tried in self.open if tried.bound_ns < objective}),
-                rescheduled=self.listed,
-            ),
-            space=explain.searched_space(self.instance),
-            chosen=explain.priced("chosen", best),
-            rivals=tuple(explain.rivals(self.instance, best.problem, list(self.tried.values()))),
-        )

@@ -310,7 +310,7 @@ def test_recomputation_is_taken_where_only_it_fits() -> None:
 
 def test_an_effort_cut_short_leaves_an_honest_gap() -> None:
     costs, machines = profile(chain(24, 6), scale=1000), cluster(8)
-    quick = Effort(nodes=1, kicks=0, program_nodes=1, work_ns=1e7)
+    quick = Effort(nodes=1, proposals=0, program_nodes=1, work_ns=1e7)
     hurried = solve(Question(profile=costs, cluster=machines, batch=16, effort=quick)).certificate
     done = solve(Question(profile=costs, cluster=machines, batch=16, schedules=("1f1b",))).certificate
     assert hurried is not None
@@ -350,7 +350,7 @@ def test_however_little_is_looked_into_no_trivial_plan_is_faster() -> None:
             profile=costs,
             cluster=machines,
             batch=12,
-            effort=Effort(nodes=1, kicks=0, program_nodes=1, work_ns=0.0),
+            effort=Effort(nodes=1, proposals=0, program_nodes=1, work_ns=0.0),
         )
     )
     assert plan.certificate is not None

@@ -101,6 +101,14 @@ def test_a_gap_is_told_as_what_a_better_plan_may_gain() -> None:
     assert verdict(plan) == "at most 3.2 % slower than the best of 120 configurations (12 not finished)"
 
 
+def test_a_search_that_ended_before_its_proof_says_what_was_not_looked_into() -> None:
+    plan = proved(bound=32.41, error=0)
+    assert plan.certificate is not None
+    stopped = plan.certificate.model_copy(update={"stage": "settled"})
+    told = verdict(plan.model_copy(update={"certificate": stopped}))
+    assert told == "at most 3.2 % slower than the best of 120 configurations (12 not looked into)"
+
+
 def test_a_plan_that_is_pinned_to_the_last_decision_is_the_only_one() -> None:
     pinned = {"data": "2", "pipeline": "2", "stages": "2 given"}
     assert verdict(proved(fixed=pinned, count=1)) == "the only plan the pins allow"

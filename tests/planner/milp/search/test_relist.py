@@ -39,7 +39,7 @@ def grown(seed: int) -> tuple[Plan, SearchState]:
 
 
 def as_generated(seed: int, monkeypatch: pytest.MonkeyPatch) -> Plan:
-    monkeypatch.setattr(relisting, "grow", lambda found: 0)
+    monkeypatch.setattr(relisting, "grow", lambda found: [])
     return solve(Question(profile=costs(seed), cluster=MACHINES, batch=6, fix=FIX, schedules=FAMILIES))
 
 

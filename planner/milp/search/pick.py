@@ -1,0 +1,186 @@
+"""The first answers of a search, before anything is proved: configurations in order of promise, cuts by descent.
+
+Even cuts of the most promising configurations are simulated, sharded variants beside plain ones. The best of them are
+descended from (`pick`). Then fewer and fewer of the best answers are annealed, for longer and longer (`settle`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from planner.milp import explain, limits
+from planner.milp.configurations.configurations import Configuration, shapes
+from planner.milp.cut.problem import CutProblem
+from planner.milp.instance import Instance
+from planner.milp.proof.layer_work import LayerWork
+from planner.milp.proof.totals import TotalsBound
+from planner.milp.search.descent import UNFIT_NS, Answer, judge, starts
+from planner.milp.search.state import ConfigurationState, SearchState
+from planner.schedule import FAMILIES
+
+_PLAINEST = list(FAMILIES)  # on one worker many families take the same time: the plainest is named
+
+
+def ranked(instance: Instance) -> list[Configuration]:
+    """Returns the configurations of a planning instance, the most promising first.
+
+    Args: `instance`; unless pinned, recomputing and sharding configurations follow later, where memory asks for them.
+    """
+    pinned = instance.pins
+    plain = replace(pinned, recompute=bool(pinned.recompute), shard=bool(pinned.shard))
+    every = shapes(
+        instance.cluster,
+        layers=instance.layers,
+        batch=instance.batch,
+        micros=instance.micros(),
+        pinned=plain,
+        splits=instance.splits,
+    )
+    bound, permitted = TotalsBound(instance), filter(instance.permits, every)
+    return sorted(
+        permitted, key=lambda shape: (_guess_ns(bound, shape), _PLAINEST.index(shape.family), shape)
+    )
+
+
+def _guess_ns(bound: TotalsBound, shape: Configuration) -> float:
+    """Returns about what a configuration may take, to know where to look first; it bounds nothing."""
+    tables, work = bound.instance.tables(shape), bound.work(shape)
+    bytes_a_worker = np.array([tables.gradients[0, -1] * shape.pipes // shape.workers])
+    sums = (
+        bound.instance.machines.typical_sum(shape).ns(bytes_a_worker)[0]
+        if shape.data * shape.spatial > 1
+        else 0
+    )
+    wire = bound.instance.cluster_link_ns(tables.typical_crossing_bytes) if shape.workers > 1 else 0.0
+    hops = 2 * (shape.stages - 1) * wire
+    load = float(work.total.sum()) * shape.micros / shape.workers + bound.step_ns(shape)
+    idle = BUBBLES[shape.family](shape, work) if shape.workers > 1 else 0.0
+    handed = 0.5 if shape.shard else 0.0  # of the sums: every holder hands on what it has updated
+    return max(load + idle, bound.free_ns(shape)) + float(sums) * (1 + handed) + hops
+
+
+def pick(state: SearchState, configurations: list[Configuration]) -> None:
+    """Answers the configurations whose even cuts came out best, and the most promising one of each family.
+
+    The even cuts of the most promising configurations are simulated before, cheap orders first where guesses are alike.
+
+    Args: `state` takes the answers; `configurations` are all of the question, the most promising first.
+    """
+    promising = _promising(state, configurations)
+    firsts: dict[str, Configuration] = {}
+    for shape in promising:
+        firsts.setdefault(shape.family, shape)
+    ahead = dict.fromkeys([*promising[: limits.POLISHED], *firsts.values(), *promising[: limits.EVEN_CUTS]])
+    meter, most = state.instance.meter, limits.GLANCES * state.effort.work_ns
+    looked = [state.look(shape) for shape in ahead if meter.spent_ns < most]
+    known = [tried for tried in looked if tried is not None]
+    if state.instance.pins.stages is None:
+        known = sorted(known, key=lambda tried: (_even_ns(tried.problem), tried.shape))
+    chosen = [
+        *known[: limits.FIRST_ANSWERS],
+        *(tried for tried in known if firsts[tried.shape.family] == tried.shape),
+    ]
+    every = {tried.shape: tried for tried in chosen}.values()
+    for tried in sorted(every, key=lambda tried: tried.shape.chunks * (tried.shape.workers == 1)):
+        hopeless = state.instance.pins.stages is None and _hopeless(state, tried)
+        if state.instance.meter.spent_ns < state.effort.work_ns / 3 and not hopeless:
+            state.answer(tried, work_ns=limits.PICK_NS)
+
+
+def _promising(state: SearchState, configurations: list[Configuration]) -> list[Configuration]:
+    """Returns configurations, sharded variants beside plain ones, by classes of their guess and the cheapest first."""
+    bound = TotalsBound(state.instance)
+    found = [(_guess_ns(bound, shape), shape) for shape in configurations[: limits.SHARED_GUESSES]]
+    for guess, shape in list(found):
+        shared = replace(shape, shard=True)
+        if state.may_share(shape) and (other := _guess_ns(bound, shared)) < guess:
+            found.append((other, shared))
+    least = min(guess for guess, _ in found)
+    step = np.log1p(limits.ALIKE_GUESSES)
+
+    def rank(entry: tuple[float, Configuration]) -> tuple[int, int, float, int, Configuration]:
+        guess, shape = entry
+        group = int(np.log(max(guess, 1.0) / max(least, 1.0)) / step)
+        return group, shape.stages * shape.micros, guess, _PLAINEST.index(shape.family), shape
+
+    return [shape for _, shape in sorted(found, key=rank)]
+
+
+def settle(state: SearchState) -> None:
+    """Anneals answers, fewer and fewer of the best, and for longer and longer.
+
+    Args: `state` has the first answers.
+    """
+    for kept, times in limits.SETTLING:
+        met = [tried for tried in state.tried.values() if tried.answer is not None]
+        met.sort(key=lambda tried: (tried.answer.ns if tried.answer else UNFIT_NS, tried.shape))
+        for tried in met[:kept]:
+            state.settle(tried, times)
+
+
+def _hopeless(state: SearchState, tried: ConfigurationState) -> bool:
+    """Returns whether a configuration is far from the best answer.
+
+    Also returns True for a lone worker with more chunks that is no better at first than fewer chunks came to.
+    """
+    ns, own = _even_ns(tried.problem), tried.shape
+    fewer = [
+        other.answer.ns
+        for shape, other in state.tried.items()
+        if other.answer is not None
+        and shape.chunks < own.chunks
+        and (shape.data, shape.workers, shape.micro) == (own.data, 1, own.micro)
+    ]
+    return ns > limits.HOPE * state.limit or ns >= min(fewer, default=UNFIT_NS)
+
+
+def _even_ns(problem: CutProblem) -> int:
+    return int(problem.times(starts(problem), 0).min())
+
+
+def take_trivial(state: SearchState, allowed: set[Configuration]) -> None:
+    """Takes the trivial plans as answers too: none of them beats the plan, however little was looked into.
+
+    Args: `allowed` are the configurations of the question.
+    """
+    for _, chosen in explain.trivial(state.instance):
+        for shape in (each for each in chosen if each in allowed):
+            tried = state.look(shape)
+            if tried is not None and state.instance.pins.stages is None:
+                cut = explain.equal_cut(tried.problem)
+                ns = int(judge(tried.problem, cut[None, :])[0])
+                state.take(tried, None if ns == UNFIT_NS else Answer(cut=cut, ns=ns))
+
+
+Bubble = Callable[[Configuration, LayerWork], float]
+
+
+def _whole(shape: Configuration, work: LayerWork) -> float:
+    return float(work.total.sum()) / shape.workers * (shape.workers - 1) / shape.chunks
+
+
+def _forward(shape: Configuration, work: LayerWork) -> float:
+    return float(work.forward.sum()) / shape.workers * (shape.workers - 1) / shape.chunks
+
+
+def _paired(shape: Configuration, work: LayerWork) -> float:
+    units = max(1.0, shape.micros / shape.workers)
+    return float(work.last.sum()) / shape.workers * max(0.0, shape.workers / shape.pairs - 2) * units
+
+
+def _paired_split(shape: Configuration, work: LayerWork) -> float:
+    return float(work.forward.sum()) / shape.workers * (shape.workers / shape.pipes - 1) / shape.chunks
+
+
+# idle time of a worker, as the families have it for equal stages
+BUBBLES: Mapping[str, Bubble] = dict.fromkeys(FAMILIES, _forward) | {
+    "gpipe": _whole,
+    "1f1b": _whole,
+    "interleaved": _whole,
+    "wave": _whole,
+    "chimera": _paired,
+    "chimera-zb": _paired_split,
+}
