@@ -147,7 +147,7 @@ def claims(folder: Path) -> float:
     return took(all_of_them) / CLAIMS
 
 
-def compare(quick: bool) -> Result:
+def run(quick: bool) -> Result:
     shape = (80, 96, 64) if quick else (128, 160, 112)
     with tempfile.TemporaryDirectory() as name:
         rows, speeds = beside(Path(name), shape, 1 if quick else 3)
@@ -172,4 +172,4 @@ def compare(quick: bool) -> Result:
 
 
 if __name__ == "__main__":
-    main(compare)
+    main(run)

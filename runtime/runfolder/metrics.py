@@ -226,8 +226,8 @@ def _row(line: bytes, path: Path) -> _Row | None:
     """
     try:
         row = json.loads(line)
-        optional = all(_number(row.get(name, 0.0)) for name in OPTIONAL) and _machine(row.get("machine"))
-        if optional and all(is_right(row[name]) for name, is_right in _RIGHT.items()):
+        right = all(is_right(row[name]) for name, is_right in _RIGHT.items())
+        if right and all(_number(row.get(name, 0.0)) for name in OPTIONAL) and _machine(row.get("machine")):
             return cast(_Row, row)
     except RecursionError:
         pass

@@ -260,9 +260,10 @@ def test_evaluation_holds_no_more_than_training_was_predicted_to(monkeypatch: py
 
     def evaluating(rank: Rank, step: partial[None]) -> tuple[None, int]:
         known = {hop[:3]: rows for hop, rows in rank.transport._layouts.items() if hop.direction == "act"}
-        rank._evaluate._transport.know(known)  # type: ignore[attr-defined]  # nobody answers a rank alone
+        alone = rank.evaluation(plan.batch.micro)
+        alone._transport.know(known)  # type: ignore[attr-defined]  # nobody answers a rank alone
         _, peak = with_peak(
-            partial(rank.evaluate, step.args[1]),
+            partial(rank.evaluate, step.args[1], plan.batch.micro),
             rank.world.device,
             rank.kept(),
             rank.transport.in_flight(),

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from runtime.train.inline import one_process
 
 from planner.errors import BadPlan
 from planner.plan import Plan, dump, schedule_of
 from planner.plan.yaml import parse
 from planner.verify import violations
+from runtime.train.script import one_process
 from tests.pool import Pool
 from tests.runtime.compare import apart, distance, expected, run
 from tests.runtime.spatial.test_plans import plan_of as spatial_plan
