@@ -30,6 +30,7 @@ def _stages(plan: Plan) -> str:
     rows = []
     for index, (stage, times) in enumerate(zip(plan.stages, plan.times, strict=True)):
         workers = sorted({place[index] for place in plan.schedule.place})
+        held = [memory.total - memory.margin for memory in map(plan.prediction.memory.__getitem__, workers)]
         rows.append(
             (
                 index,
@@ -37,7 +38,7 @@ def _stages(plan: Plan) -> str:
                 _span(stage),
                 format_duration(times.forward_ns),
                 format_duration(times.backward_ns),
-                max((plan.prediction.memory[worker].total for worker in workers), default=0),
+                max(held, default=0),
                 _again(stage),
             )
         )
