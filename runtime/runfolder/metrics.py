@@ -27,7 +27,7 @@ Machine = tuple[float, float, float, float]  # processor seconds, of busy second
 
 TAIL_BYTES, LEAST_TAIL_BYTES = 8 * 2**20, 2**17  # of all files, and of each: more than a thousand steps
 MOST_MACHINES = 1000  # steps of a rank
-ENOUGH_SHARE = 0.9  # of a processor: less is a busy machine
+ENOUGH_SHARE = 0.8  # of a processor: less is a busy machine; two ranks on two idle cores have 0.88
 LEAST_BUSY_S = 0.02  # the clock of a thread tells less badly
 MOST_BYTES = 2**31  # of one rank's file: about ten million steps
 JUDGED_STEPS = 10  # the last steps, whose median is compared with the bars of the prediction
