@@ -145,16 +145,17 @@ def _regrid(fix: Mapping[str, object]) -> str | None:
     return str(value)
 
 
+_FLAGS = dict.fromkeys(("true", "1", "yes", "on"), True) | dict.fromkeys(("false", "0", "no", "off"), False)
+_WHOLE_SHARDS = {**_FLAGS, "none": False, "state": True}  # what replicas share of whole parameters
+
+
 def _flag(fix: Mapping[str, object], key: str) -> bool | None:
     value = fix.get(key)
     if value is None:
         return None
-    known = dict.fromkeys(("true", "1", "yes", "on"), True) | dict.fromkeys(
-        ("false", "0", "no", "off"), False
-    )
-    if (text := str(value).lower()) not in known:
+    if (text := str(value).lower()) not in _FLAGS:
         raise BadInput(f"{key} is {value!r}", where="fix", allowed="true or false")
-    return known[text]
+    return _FLAGS[text]
 
 
 class _Shard(TypedDict, total=False):
@@ -165,11 +166,13 @@ class _Shard(TypedDict, total=False):
 
 def _shard(fix: Mapping[str, object]) -> _Shard:
     """Returns what replicas share: by whole parameters as a flag, by element with the number of ranks."""
-    what, _, ranks = str(fix.get("shard")).partition(":")
-    if what not in ("gradients", "parameters"):
-        return {} if fix.get("shard") is None else {"shard": _flag(fix, "shard"), "held": ""}
-    if ranks and (not ranks.isdecimal() or int(ranks) < 2):
-        allowed = "true, false, gradients or parameters, these perhaps with ranks such as parameters:8"
+    if fix.get("shard") is None:
+        return {}
+    what, _, ranks = str(fix["shard"]).lower().partition(":")
+    if what in _WHOLE_SHARDS and not ranks:
+        return {"shard": _WHOLE_SHARDS[what], "held": ""}
+    if what not in ("gradients", "parameters") or (ranks and (not ranks.isdecimal() or int(ranks) < 2)):
+        allowed = "none, state, gradients or parameters, the last two perhaps with ranks such as parameters:8"
         raise BadInput(f"shard is {fix['shard']!r}", where="fix", allowed=allowed)
     held: Held = "gradients" if what == "gradients" else "parameters"
     return {"shard": False, "held": held, "ranks": int(ranks) if ranks else None}

@@ -51,7 +51,7 @@ def assemble(
     """Returns one rank, ready to run.
 
     All ranks call this at the same time, because communicators are made in the same order on all of them.
-    Args: `load` returns tensors of a checkpoint by name; `pulse` is beaten by every call of the rank.
+    Args: `load` reads tensors, or elements of them, by name; `pulse` is beaten by every call of the rank.
     Raises: BadPlan where the plan is not supported, or where ranks have derived different programs.
     """
     parts = RankParts(plan, captured, world, options)

@@ -1,15 +1,10 @@
-"""A world of ranks in which only one rank exists. What others would send is made up, and what is sent to them
-is dropped.
+"""A world of ranks in which only one rank exists, and what every hop of a plan carries in it.
 
-The rank's own calls of torch.distributed run as they are, with their buffers and handles. Only the process
-group behind them is another, which answers at once. A sum leaves a tensor as it is, as if all other ranks had
-added nothing. Parts that come from other ranks are zeros.
+The rank's own calls of torch.distributed run as they are. Only the process group behind them is another, which answers
+at once: a sum leaves a tensor as it is, and parts that come from other ranks are zeros.
 
-Finds what every hop of a plan carries without another rank: all stages run once on tensors without
-contents.
-
-Shapes, strides and types that a stage sends depend on its operations, and on no number. So one micro-batch
-goes forward through all stages of this rank's group, and back.
+`layouts` runs one micro-batch through all stages, on tensors without contents. What a stage sends depends on its
+operations and on no number.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ import pytest
 
 from planner.errors import BadInput, Infeasible
 from planner.milp import Question, solve
+from planner.milp.pins import pins
 from planner.model import Buffer
 from planner.plan import Plan, Rival
 from planner.profile import Profile
@@ -73,6 +74,27 @@ def test_a_cut_that_cannot_be_is_refused(cuts: object, says: str) -> None:
 def test_cuts_and_stages_are_not_fixed_both() -> None:
     with pytest.raises(BadInput, match="both cuts and stages"):
         solve(Question(profile=COSTS, cluster=MACHINES, batch=8, fix={"cuts": "l3", "stages": [["l0"]]}))
+
+
+@pytest.mark.parametrize(
+    ("word", "shard", "held"),
+    [
+        ("none", False, ""),
+        ("state", True, ""),
+        (False, False, ""),
+        ("true", True, ""),
+        ("gradients", False, "gradients"),
+    ],
+)
+def test_what_replicas_share_is_said_in_the_words_of_a_plan(word: object, shard: bool, held: str) -> None:
+    found = pins({"shard": word}, None)
+    assert (found.shard, found.held) == (shard, held)
+
+
+@pytest.mark.parametrize("word", ["all", "parameters:1", "state:2", "parameters:x"])
+def test_another_word_for_what_replicas_share_names_all_that_are_known(word: str) -> None:
+    with pytest.raises(BadInput, match="none, state, gradients or parameters"):
+        pins({"shard": word}, None)
 
 
 @pytest.mark.parametrize(
