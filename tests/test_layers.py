@@ -166,6 +166,17 @@ def test_at_most_312_files_hold_code_in_the_first_rooms_and_12_in_each_later_one
         assert 0 < len(own) <= MOST_IN_A_ROOM, f"{len(own)} files of {room} hold code"
 
 
+def test_the_architecture_has_a_line_for_every_room() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    told = {
+        name.strip()
+        for row in text.splitlines()
+        if row.startswith("| ")
+        for name in row.split("|")[1].split(",")
+    }
+    assert {room.partition(".")[2] for room in ORDER} <= told
+
+
 # Every room can be imported alone: libraries are loaded once, each room is then imported in its own fork
 
 IMPORT_ALONE = """
