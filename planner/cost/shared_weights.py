@@ -11,12 +11,24 @@ Tables over intervals [i, j) of layers, each a candidate stage.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
 
 from planner.arrays import IntArray
 from planner.model import ModelGraph
+
+
+def dropped(graph: ModelGraph, kept: Mapping[str, int], name: str) -> int:
+    """Returns the bytes of a pruned parameter's dense gradient, which is dropped, and of what is gathered from it.
+
+    Args: `kept` has the kept entries by parameter; any other parameter gives 0.
+    """
+    if name not in kept:
+        return 0
+    row = graph.parameter[name]
+    return row.bytes + kept[name] * (row.bytes // prod(row.shape))
 
 
 class Reuse(NamedTuple):

@@ -1,7 +1,7 @@
 """Answers one planning question many times: over memory limits, devices and batches.
 
 In comes a `Question`; every answer is a plan of the solver in `planner.milp`. `frontier` returns the Pareto-optimal
-plans, `over_devices` and `over_batches` return a sweep, `explain` says why a plan won. Start reading in
+plans, `over_devices`, `over_batches` and `over_kept` return a sweep, `explain` says why a plan won. Start reading in
 `frontier.py`.
 """
 
@@ -17,6 +17,7 @@ from planner.explore.scaling import (
     Sweep,
     over_batches,
     over_devices,
+    over_kept,
 )
 
 __all__ = [
@@ -35,4 +36,5 @@ __all__ = [
     "frontier",
     "over_batches",
     "over_devices",
+    "over_kept",
 ]

@@ -108,7 +108,7 @@ class Instance:
         These are all replicas, and those in one node where there are several nodes.
         """
         wide = can_share(shape.data, shape.spatial, shape.family, shape.data) and shape.update == "barrier"
-        if not wide or not self.profile.optimizer.by_element or self.execution != "eager":
+        if not wide or not self.profile.by_element or self.execution != "eager":
             return ()
         near = self.cluster.nodes[0].devices_per_node // shape.workers
         every = {shape.data, near if near > 1 and shape.data % near == 0 else shape.data}
