@@ -16,6 +16,7 @@ from planner.errors import BadInput
 
 if TYPE_CHECKING:
     from planner.cluster import Cluster
+    from planner.explore import Goal
     from planner.milp import Pins, Question
     from planner.plan import Plan
     from planner.profile import Profile
@@ -24,29 +25,6 @@ EXAMPLE = (
     "shardwright plan gpt2 --cluster plans/clusters/one-node.yaml --batch 64 -o gpt2-plan.yaml. "
     "With --frontier, --devices 8,16,32 or --batch auto the output is a folder of plans, and a table."
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Goal:
-    """The part of a question that may be asked several times over: batches, devices, limits."""
-
-    batches: tuple[int, ...]  # empty: as many as gain something
-    devices: tuple[int, ...]  # empty: all there are
-    frontier: bool
-    shares: tuple[float, ...] = ()  # of pruned weights that are kept, where there are several to compare
-
-    @property
-    def single(self) -> bool:
-        several = max(len(self.devices), len(self.shares)) > 1
-        return not (self.frontier or several) and len(self.batches) == 1
-
-    @property
-    def what(self) -> str:
-        if self.single:
-            return "plan"
-        if self.frontier or self.shares:
-            return "frontier" if self.frontier else "kept"
-        return "devices" if len(self.devices) > 1 else "batch"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +151,8 @@ def _other_device(profiled: str, machines: Cluster) -> str:
 
 
 def _goal(batch: str, devices: str | None, frontier: bool, shares: tuple[float, ...]) -> Goal:
+    from planner.explore import Goal
+
     batches = () if batch == "auto" else terminal.whole_numbers(batch, "--batch")
     counts = terminal.whole_numbers(devices, "--devices") if devices is not None else ()
     several = shares if len(shares) > 1 else ()

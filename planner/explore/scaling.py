@@ -23,6 +23,31 @@ MOST_MICROS = 256  # micro-batches of a replica and step that end the doubling: 
 
 
 @dataclass(frozen=True, kw_only=True)
+class Goal:
+    """The part of a question that may be asked several times over: batches, devices, limits."""
+
+    batches: tuple[int, ...]  # empty: as many as gain something
+    devices: tuple[int, ...]  # empty: all there are
+    frontier: bool
+    shares: tuple[float, ...] = ()  # of pruned weights that are kept, where there are several to compare
+
+    @property
+    def single(self) -> bool:
+        """Returns whether one plan answers."""
+        several = max(len(self.devices), len(self.shares)) > 1
+        return not (self.frontier or several) and len(self.batches) == 1
+
+    @property
+    def what(self) -> str:
+        """Returns the word for the answer, of which its file is named."""
+        if self.single:
+            return "plan"
+        if self.frontier or self.shares:
+            return "frontier" if self.frontier else "kept"
+        return "devices" if len(self.devices) > 1 else "batch"
+
+
+@dataclass(frozen=True, kw_only=True)
 class ScalingRow:
     """The fastest plan for so many devices at most, samples a step, or kept entries; None where nothing fits."""
 

@@ -1,7 +1,7 @@
 """Which entries of pruned parameters are kept: as data, in a file, and chosen by magnitude.
 
 In: numbers of a model, or a file of masks made elsewhere. Out: `Masks`, sorted flat indices by parameter, and how many
-entries a plan keeps. Start at `masks.py` (the value and its file), then `prune.py` (the choice). Nothing trains here.
+entries a plan keeps. Start at `masks.py` (the value and its file), then `magnitude.py` (the choice). Nothing trains here.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from planner.kept.counts import WHOLE, KeptEntries, kept_counts
 
 if TYPE_CHECKING:
     from planner.kept.asked import kept_asked, shares_asked
+    from planner.kept.magnitude import By, Numbers, prune
     from planner.kept.masks import Masks, dump, load_masks
-    from planner.kept.prune import By, Tensors, prune
 
 __all__ = [
     "WHOLE",
     "By",
     "KeptEntries",
     "Masks",
-    "Tensors",
+    "Numbers",
     "dump",
     "kept_asked",
     "kept_counts",
@@ -35,6 +35,6 @@ __getattr__ = later(
     {
         "asked": ("kept_asked", "shares_asked"),
         "masks": ("Masks", "dump", "load_masks"),
-        "prune": ("By", "Tensors", "prune"),
+        "magnitude": ("By", "Numbers", "prune"),
     },
 )

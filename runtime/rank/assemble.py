@@ -56,8 +56,11 @@ def assemble(
     """
     parts = RankParts(plan, captured, world, options)
     program = program_of(plan, world)
+    masks = options.masks.digest if options.masks is not None else ""
     if not world.agree(program.digest + captured.graph.fingerprint):
         raise BadPlan("the ranks have derived different programs: versions or files differ between nodes")
+    if not world.agree(masks):
+        raise BadPlan("the ranks have other masks of pruned weights: the file differs between nodes")
     if plan.batch.shares:
         program = program_of(plan, world, parts.place.data)
     modules = parts.modules(load)

@@ -18,6 +18,7 @@ from planner import plan as plans
 from planner import workload as workloads
 from planner.capture import Captured, capture, initial
 from planner.errors import BadInput, BadPlan
+from planner.kept import Masks
 from planner.plan import Plan, refused, schedule_of, shared_by_element
 from planner.program import violations
 from planner.schedule import check_schedule
@@ -29,6 +30,7 @@ from runtime import update as updates
 from runtime.checkpoint import Checkpoint, Copies, Facts, Keeping
 from runtime.data import seeded
 from runtime.execute import program_of
+from runtime.kept import check_kept, keep_masks, pruned
 from runtime.messages import in_order_of
 from runtime.rank import check_supported
 from runtime.runfolder import Job, Paths, check, keep_room, write_whole
@@ -38,7 +40,6 @@ Refuse = Callable[[Paths], None]  # raises BadInput where somebody else uses the
 
 START_DEADLINE_S = 60.0
 COMPILE_DEADLINE_S = 600.0  # the first forward of a stage compiles it
-
 MOST_CHECKED_ACTIONS = 3_000  # about 10,000 instructions; more are not checked, which would take seconds
 STEPS_A_DEADLINE = 50  # a rank that makes no progress for the time of so many simulated steps hangs
 
@@ -79,6 +80,7 @@ def prepare(model: Model, folder: Path, job: Job, refuse: Refuse = lambda _: Non
             where="launch",
             allowed="no ema, or a plan with `--fix shard=none` or `shard=state`",
         )
+    check_kept(model.plan, model.captured.graph, job, Paths(folder), model.workload)
     joint = check_optimizer(model.workload, model.captured.graph)
     whole = whole_optimizer(model.workload, model.captured.graph) if shared_by_element(model.plan) else ""
     for found in refused(model.plan, model.captured.graph, joint, whole):
@@ -93,8 +95,9 @@ def prepare(model: Model, folder: Path, job: Job, refuse: Refuse = lambda _: Non
         if checkpoints.complete(paths.checkpoints):
             checkpoints.last_sound(paths.checkpoints, lambda what: print(printable(what), file=sys.stderr))
         begin = checkpoints.latest(paths.checkpoints)
+        masks = keep_masks(model.plan, model.captured.graph, job, paths)
         if begin is None:
-            write_start(paths, model, job)
+            write_start(paths, model, job, masks)
         else:
             _check_resumed(begin, model, job)
         return paths, _write_folder(model.plan, paths, job)
@@ -150,16 +153,19 @@ def _write_folder(plan: Plan, paths: Paths, job: Job) -> Job:
     return job
 
 
-def write_start(paths: Paths, model: Model, job: Job) -> Checkpoint:
+def write_start(paths: Paths, model: Model, job: Job, masks: Masks | None = None) -> Checkpoint:
     """Writes checkpoint 0 and returns it.
 
-    Args: parameters come from `build()` under the seed of `job`, and over them its `weights` where it has
-      any.
+    Args: parameters come from `build()` under the seed of `job`, or from its `weights`; `masks` keep some entries.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(job.seed)
         tensors = initial(model.captured, model.workload)
-    if job.weights:
+    before = checkpoints.of_run(Path(job.weights)) if job.weights else None
+    if before is not None:
+        _check_model(before, model.captured)
+        tensors |= before.parameters(tensors)
+    elif job.weights:
         tensors |= checkpoints.read(Path(job.weights), model.captured)
     facts = Facts(
         step=0,
@@ -168,7 +174,8 @@ def write_start(paths: Paths, model: Model, job: Job) -> Checkpoint:
         fingerprint=model.captured.graph.fingerprint,
         training=described(model, job),
     )
-    return checkpoints.write_initial(paths.checkpoints, tensors, facts, model.captured.saved)
+    names, tensors = model.captured.saved, pruned(tensors, masks)
+    return checkpoints.write_initial(paths.checkpoints, tensors, facts, names, before)
 
 
 def described(model: Model, job: Job) -> dict[str, str]:
@@ -229,9 +236,7 @@ def _kind(value: object) -> object:
 
 
 def _check_resumed(begin: Checkpoint, model: Model, job: Job) -> None:
-    captured = model.captured
-    if begin.facts.fingerprint != captured.graph.fingerprint:
-        raise BadInput("the checkpoint is of another model", where=str(begin.folder))
+    _check_model(begin, model.captured)
     if "ema" in begin.facts.extra and job.ema is None:
         decay = begin.facts.extra["ema"]
         raise BadInput(
@@ -250,17 +255,19 @@ def _check_resumed(begin: Checkpoint, model: Model, job: Job) -> None:
                 where=str(begin.folder),
                 allowed="the same training, or a new folder with --run",
             )
-    _check_shapes(begin, captured)
 
 
-def _check_shapes(begin: Checkpoint, captured: Captured) -> None:
-    """Raises BadInput where a tensor of a checkpoint has another shape than the model's, or is missing."""
+def _check_model(begin: Checkpoint, captured: Captured) -> None:
+    """Raises BadInput where a checkpoint is of another model, or its tensors have other shapes."""
     graph = captured.graph
+    where = str(begin.folder)
+    if begin.facts.fingerprint != graph.fingerprint:
+        raise BadInput("the checkpoint is of another model", where=where)
     wanted = {row.name: tuple(row.shape) for row in graph.parameters}
     wanted |= {row.name: tuple(row.shape) for row in graph.buffers}
     for name, shape in begin.shapes(wanted).items():
         if shape != wanted[name]:
-            raise BadInput(f"'{name}' is {shape}", where=str(begin.folder), allowed=f"{wanted[name]}")
+            raise BadInput(f"'{name}' is {shape}", where=where, allowed=f"{wanted[name]}")
 
 
 def _next_generation(paths: Paths) -> int:

@@ -17,6 +17,7 @@ from runtime import checkpoint as checkpoints
 from runtime import world as worlds
 from runtime.checkpoint import Checkpoint, CheckpointWriter, Facts
 from runtime.execute import Pulse, Resident, Tensors
+from runtime.kept import masks_of
 from runtime.loop import Around
 from runtime.rank import Rank, RankOptions, assemble, sleeping
 from runtime.runfolder import DriftWatch, Evaluated, Heartbeat, Job, Losses, Paths, append
@@ -50,7 +51,13 @@ class Training:
             make_optimizer=workload.optimizer,
             lr_schedule=workload.lr_schedule,
             load=start,
-            options=RankOptions(seed=job.seed, clip_norm=job.limit, clip_by=job.clip_by, ema=job.ema),
+            options=RankOptions(
+                seed=job.seed,
+                clip_norm=job.limit,
+                clip_by=job.clip_by,
+                ema=job.ema,
+                masks=masks_of(plan, captured.graph, job, paths),
+            ),
             pulse=pulse,
         )
         self.rank.resume(start)

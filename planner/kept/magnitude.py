@@ -8,26 +8,27 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from math import prod
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from planner.arrays import FloatArray
 from planner.errors import BadInput
 from planner.kept.counts import share_of
 from planner.kept.masks import MOST_ELEMENTS, Indices, Masks
 
+Real = NDArray[np.floating[Any]]
 By = Literal["layer", "global"]
 
 
-class Tensors(NamedTuple):
+class Numbers(NamedTuple):
     """The numbers of a model: shapes by name, and what reads one tensor."""
 
     shapes: Mapping[str, tuple[int, ...]]
-    read: Callable[[str], FloatArray]
+    read: Callable[[str], Real]
 
 
-def prune(tensors: Tensors, keep: float, *, by: By = "layer", only: Sequence[str] = ()) -> Masks:
+def prune(tensors: Numbers, keep: float, *, by: By = "layer", only: Sequence[str] = ()) -> Masks:
     """Returns the masks that keep the entries of the largest magnitude.
 
     Args: `keep` is the share of entries that stay. By `layer` every tensor keeps this share, by `global` all of them
@@ -64,15 +65,15 @@ def _chosen(shapes: Mapping[str, tuple[int, ...]], only: Sequence[str]) -> list[
     return found
 
 
-def _finite(tensors: Tensors, name: str) -> FloatArray:
+def _finite(tensors: Numbers, name: str) -> Real:
     """Returns the magnitudes of a tensor, laid flat."""
-    found: FloatArray = np.abs(tensors.read(name).reshape(-1))
+    found: Real = np.abs(tensors.read(name).reshape(-1))
     if not np.isfinite(found).all():
         raise BadInput(f"'{name}' has numbers that are not finite", allowed="finite weights")
     return found
 
 
-def _largest(magnitudes: FloatArray, count: int) -> Indices:
+def _largest(magnitudes: Real, count: int) -> Indices:
     """Returns the sorted indices of the largest entries; of equal ones the first."""
     if count >= len(magnitudes):
         return np.arange(len(magnitudes), dtype=np.int32)
@@ -82,7 +83,7 @@ def _largest(magnitudes: FloatArray, count: int) -> Indices:
     return np.sort(np.concatenate([above, equal])).astype(np.int32)
 
 
-def _over_all(tensors: Tensors, names: Sequence[str], count: int) -> dict[str, Indices]:
+def _over_all(tensors: Numbers, names: Sequence[str], count: int) -> dict[str, Indices]:
     every = [_finite(tensors, name) for name in names]
     kept = _largest(np.concatenate(every), count).astype(np.int64)
     ends = np.cumsum([len(own) for own in every])
