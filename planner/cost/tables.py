@@ -17,7 +17,7 @@ import numpy as np
 from planner.arrays import NS_PER_S, BoolArray, IntArray
 from planner.cost.activation_tables import Moving, Walking, moving
 from planner.cost.messages import Edges, Talk, edges
-from planner.cost.shared_weights import Rectangles, dropped, running_maximum
+from planner.cost.shared_weights import Rectangles, dropped, largest_of, whole_elements
 from planner.cost.unit_tables import UnitTables, unit_tables
 from planner.errors import BadInput
 from planner.model import ModelGraph
@@ -174,10 +174,10 @@ def tables(
         written=_written(graph, remembered=False),
         remembered=_written(graph, remembered=True),
         loss_bytes=sum(size_of[name] for name in graph.layers[-1].outputs),
-        whole_elements=_whole_elements(graph, kept),
-        largest=_largest(graph, {row.name: kept.get(row.name, prod(row.shape)) for row in graph.trained}),
+        whole_elements=whole_elements(graph, kept),
+        largest=largest_of(graph, {row.name: kept.get(row.name, prod(row.shape)) for row in graph.trained}),
         scattered=scattered,
-        dropped=_largest(graph, {name: dropped(graph, kept, name) for name in kept}),
+        dropped=largest_of(graph, {name: dropped(graph, kept, name) for name in kept}),
         moving=moved,
         walking=walking,
         edges=edges(graph, size_of),
@@ -278,28 +278,3 @@ def _written(graph: ModelGraph, *, remembered: bool) -> IntArray:
         if buffer.mutated and buffer.remembered == remembered:
             written.add_once(sorted(graph.index[name] for name in set(buffer.users)), buffer.bytes)
     return written.table
-
-
-def _whole_elements(graph: ModelGraph, kept: Mapping[str, int]) -> IntArray:
-    """Returns the most trainable elements of each stage that sharing among ranks leaves undivided.
-
-    Sharing gives each rank whole parameters: at most the largest one, and what other stages hold as well.
-    """
-    count = len(graph.layers)
-    largest, tied = np.zeros(count, np.int64), Rectangles(count)
-    for parameter in graph.trained:
-        users = sorted(graph.index[name] for name in set(parameter.users))
-        size = kept.get(parameter.name, prod(parameter.shape))
-        largest[users] = np.maximum(largest[users], size)
-        tied.add_once(users, size)
-        tied.add((0, users[0] + 1), (users[-1] + 1, count + 1), -size)
-    return tied.table + running_maximum(largest)
-
-
-def _largest(graph: ModelGraph, sizes: Mapping[str, int]) -> IntArray:
-    """Returns the largest of the sizes of parameters in each stage."""
-    largest = np.zeros(len(graph.layers), np.int64)
-    for name, size in sizes.items():
-        users = [graph.index[user] for user in graph.parameter[name].users]
-        largest[users] = np.maximum(largest[users], size)
-    return running_maximum(largest)

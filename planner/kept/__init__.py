@@ -1,4 +1,4 @@
-"""Which entries of pruned parameters are kept: as data, in a file, and chosen by magnitude.
+"""Says which entries of pruned parameters are kept: as data, in a file, and chosen by magnitude.
 
 In: numbers of a model, or a file of masks made elsewhere. Out: `Masks`, sorted flat indices by parameter, and how many
 entries a plan keeps. Start at `masks.py` (the value and its file), then `magnitude.py` (the choice). Nothing trains here.

@@ -1,4 +1,4 @@
-"""What a user says is kept: a file of masks, or a share of every pruned weight before there are masks."""
+"""Reads what a user wants kept: a file of masks, or a share of every pruned weight before there are masks."""
 
 from __future__ import annotations
 

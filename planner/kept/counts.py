@@ -1,4 +1,4 @@
-"""How many entries a share keeps of a tensor, and of every pruned weight of a model."""
+"""Counts the entries that a share keeps of a tensor, and of every pruned weight of a model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def kept_counts(graph: ModelGraph, keep: float) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class KeptEntries:
-    """How many entries a training keeps of each pruned parameter, and what says so."""
+    """The number of entries that a training keeps of each pruned parameter, and what says so."""
 
     counts: Mapping[str, int]  # by parameter; whole ones are not among them
     share: float = 1.0  # of the entries of pruned parameters
@@ -41,7 +41,10 @@ class KeptEntries:
 
     @classmethod
     def of_share(cls, graph: ModelGraph, share: float) -> KeptEntries:
-        """Returns the entries that every weight of two dims or more keeps of its own, before there are masks."""
+        """Returns the entries that every weight of two dims or more keeps of its own, before there are masks.
+
+        Args: `share` is above 0 and at most 1.
+        """
         counts = kept_counts(graph, share)
         return cls(counts, share) if counts else WHOLE
 

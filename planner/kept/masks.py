@@ -155,7 +155,10 @@ def _index(name: str, given: NDArray[np.generic], path: Path) -> Indices:
 
 
 def dump(masks: Masks, path: Path) -> None:
-    """Writes masks as a safetensors file, whole or not at all."""
+    """Writes masks as a safetensors file, whole or not at all.
+
+    Args: `path` is replaced where it exists.
+    """
     told = {_ELEMENTS: json.dumps(dict(sorted(masks.elements.items()))), "digest": masks.digest}
     tensors = {name: np.ascontiguousarray(index, np.int32) for name, index in masks.indices.items()}
     write_whole(path, save(tensors, told))

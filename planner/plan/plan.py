@@ -138,7 +138,7 @@ class StagePlan(Part):
 
 
 class KeptWeights(Part):
-    """What a training keeps of pruned weights: gradients, state and updates are of these entries alone."""
+    """The entries of pruned weights that a training keeps; it has no gradients, state and updates of others."""
 
     share: Annotated[float, Field(gt=0, lt=1, description="of the entries of pruned weights")]
     digest: str = Field(default="", description="of the masks; empty where there is no mask yet")

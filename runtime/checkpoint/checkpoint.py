@@ -193,7 +193,10 @@ class Checkpoint:
 
 
 def of_run(path: Path) -> Checkpoint | None:
-    """Returns the last checkpoint of a run folder, or the one in a folder itself; None for any other path."""
+    """Returns the last checkpoint of a run folder, or the one in a folder itself; None for any other path.
+
+    Args: `path` may be anything.
+    """
     if (path / INDEX).is_file():
         return Checkpoint.open(path)
     return latest(path / "checkpoints") if (path / "checkpoints").is_dir() else None

@@ -11,7 +11,10 @@ from planner.errors import BadInput
 
 
 def leaf_shape(shape: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """Returns the shape of so many kept entries of a parameter: as many dims, all but the last of one."""
+    """Returns the shape of so many kept entries of a parameter: as many dims, all but the last of one.
+
+    Args: `shape` is the parameter's, `count` the number of its kept entries.
+    """
     return (*[1] * (len(shape) - 1), count)
 
 

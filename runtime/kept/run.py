@@ -56,7 +56,10 @@ def check_kept(plan: Plan, graph: ModelGraph, job: Job, paths: Paths, workload: 
 
 
 def keep_masks(plan: Plan, graph: ModelGraph, job: Job, paths: Paths) -> Masks | None:
-    """Writes the masks of a run into its folder, and returns them; None where nothing is pruned."""
+    """Writes the masks of a run into its folder.
+
+    Returns: the masks; None where nothing is pruned.
+    """
     masks = masks_of(plan, graph, job, paths)
     if masks is not None and not paths.kept.exists():
         dump(masks, paths.kept)
@@ -64,7 +67,10 @@ def keep_masks(plan: Plan, graph: ModelGraph, job: Job, paths: Paths) -> Masks |
 
 
 def pruned(tensors: Mapping[str, Tensor], masks: Masks | None) -> dict[str, Tensor]:
-    """Returns the tensors of a model with zeros in the place of pruned entries, as copies where there are any."""
+    """Returns the tensors of a model with zeros in the place of pruned entries.
+
+    Args: `masks` name tensors, which are copied.
+    """
     found = dict(tensors)
     for name, index in (masks.indices if masks is not None else {}).items():
         whole = torch.zeros_like(found[name], memory_format=torch.contiguous_format)

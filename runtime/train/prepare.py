@@ -37,7 +37,6 @@ from runtime.runfolder import Job, Paths, check, keep_room, write_whole
 from runtime.world import alone
 
 Refuse = Callable[[Paths], None]  # raises BadInput where somebody else uses the folder of a run
-
 START_DEADLINE_S = 60.0
 COMPILE_DEADLINE_S = 600.0  # the first forward of a stage compiles it
 MOST_CHECKED_ACTIONS = 3_000  # about 10,000 instructions; more are not checked, which would take seconds
@@ -259,8 +258,7 @@ def _check_resumed(begin: Checkpoint, model: Model, job: Job) -> None:
 
 def _check_model(begin: Checkpoint, captured: Captured) -> None:
     """Raises BadInput where a checkpoint is of another model, or its tensors have other shapes."""
-    graph = captured.graph
-    where = str(begin.folder)
+    graph, where = captured.graph, str(begin.folder)
     if begin.facts.fingerprint != graph.fingerprint:
         raise BadInput("the checkpoint is of another model", where=where)
     wanted = {row.name: tuple(row.shape) for row in graph.parameters}
