@@ -10,9 +10,9 @@ from collections.abc import Callable, Hashable, Iterable
 from random import Random
 from typing import TypeVar
 
-_ASKED = os.environ.get("SHARDWRIGHT_TEST_SEED", "0")
-WHOLE = _ASKED == "all"
-SEED = 0 if WHOLE else int(_ASKED)
+ASKED = os.environ.get("SHARDWRIGHT_TEST_SEED", "0")
+WHOLE = ASKED == "all"
+SEED = 0 if WHOLE else int(ASKED)
 T = TypeVar("T")
 
 

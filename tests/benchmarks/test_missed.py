@@ -88,6 +88,7 @@ def test_a_run_of_a_part_is_told_and_keeps_the_section_of_the_whole(
 ) -> None:
     package, results = tmp_path / "benchmarks", tmp_path / "RESULTS.md"
     package.mkdir()
+    (package / "__init__.py").touch()
     (package / "probe.py").write_text(
         f"print({as_json(replace(result('probe', '2026-11-23', 'It took 9 s.'), part=True))!r})\n"
     )
