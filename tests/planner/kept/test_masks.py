@@ -54,8 +54,8 @@ def test_by_layer_every_weight_keeps_its_largest_entries() -> None:
 
 
 def test_by_global_magnitude_all_weights_together_keep_the_share() -> None:
-    masks = prune(numbers({**WEIGHTS, "b": 3 * WEIGHTS["b"]}), 0.1, by="global")
-    assert sum(masks.counts.values()) == 40 and masks.counts["b"] > 30
+    masks = prune(numbers({**WEIGHTS, "b": 1.5 * WEIGHTS["b"]}), 0.1, by="global")
+    assert sum(masks.counts.values()) == 40 and masks.counts["b"] > 20
 
 
 def test_of_equal_entries_the_first_stay_so_that_masks_are_the_same_each_time() -> None:

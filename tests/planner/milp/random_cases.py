@@ -63,7 +63,7 @@ def pruned(seed: int) -> Case:
     counts = {row.name: rng.randint(1, prod(row.shape) - 1) for row in rows}
     rates = {name: rng.choice([0.0, 1e-11, 1e-9]) for name in RATES}
     optimizer = replace(given.profile.optimizer, **rates)
-    costs = replace(given.profile, kept=KeptEntries(counts, even=False), optimizer=optimizer)
+    costs = replace(given.profile, kept=KeptEntries(counts, share=0.5, even=False), optimizer=optimizer)
     return replace(given, profile=costs)
 
 
