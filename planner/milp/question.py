@@ -98,6 +98,11 @@ class Question:
             execution=execution,
             pins=_alike_in_parts(pinned) if rounds_by_part(precision, execution) else pinned,
         )
+        if instance.pins.ema and profile.kept.counts:
+            allowed = "no ema, or a model that is not pruned"
+            raise BadInput(
+                "ema averages whole parameters, and these are pruned", where="ema", allowed=allowed
+            )
         _check_limits(instance)
         return instance
 
@@ -116,6 +121,10 @@ _REPLICAS = (
 def _check_limits(instance: Instance) -> None:
     """Raises BadInput where the model does not allow what is fixed, or cannot be trained at all."""
     pinned = instance.pins
+    if pinned.ema and pinned.held:
+        raise BadInput(
+            f"ema averages whole parameters, and shard is {pinned.held}", where="fix", allowed="none or state"
+        )
     paired = bool(pinned.schedules) and all(FAMILIES[name].paired for name in pinned.schedules)
     stages = len(pinned.stages or ((),) * (pinned.pipeline or 1) * (pinned.chunks or 1))
     degrees = (pinned.data or 1, pinned.spatial or 1, 2 if paired else 1, stages, bool(pinned.shard))

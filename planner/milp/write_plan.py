@@ -56,6 +56,7 @@ def plan_of(space: Instance, posed: CutProblem, answer: Answer, certificate: Cer
         optimizer=profile.optimizer.name,
         shard_optimizer=shape.shard,
         kept=_kept(profile.kept),
+        ema=space.pins.ema,
         batch=Batch(samples=space.batch, micro=shape.micro, micros=shape.micros),
         axes=axes,
         schedule=schedule_choice(posed),

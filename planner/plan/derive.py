@@ -198,6 +198,9 @@ def _refused_kept(plan: Plan, graph: ModelGraph) -> Iterator[Violation]:
             met = f"{sizes[name]} elements" if name in sizes else "no trained parameter of this model"
             message = f"{count} of '{name}', which has {met}; fewer than a trained parameter has"
             yield Violation(rule="kept", where="kept.counts", message=message)
+    if plan.ema:
+        message = "ema averages whole parameters, and these are pruned: no ema, or a dense plan"
+        yield Violation(rule="kept", where="ema", message=message)
     if shared_by_element(plan):
         message = (
             "pruned weights do not go with gradients or parameters shared by element: shard state, or nothing"

@@ -246,6 +246,9 @@ class Plan(Part):
     optimizer: str = "adamw"
     shard_optimizer: Flag = False
     kept: KeptWeights | None = Field(default=None, description="where weights are pruned")
+    ema: Flag = Field(
+        False, description="whether memory counts the averages of parameters that `--ema` keeps"
+    )
     batch: Batch
     axes: Axes
     schedule: ScheduleChoice

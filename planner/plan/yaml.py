@@ -45,6 +45,8 @@ def dump(plan: Plan) -> str:
         del data["kept"]
     elif not data["kept"]["counts"]:
         del data["kept"]["counts"]
+    if not plan.ema:
+        del data["ema"]
     if not plan.batch.shares:
         del data["batch"]["shares"]
     if not plan.replica_times:

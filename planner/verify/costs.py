@@ -165,6 +165,7 @@ def _stage_state(plan: Plan, profile: Profile, stage: int) -> int:
     weights += sum(updated[p.name] * (p.bytes // prod(p.shape) + _INDEX_BYTES) for p in pruned)
     if shard is not None and shard.what == "parameters":
         weights += gradients // share - gradients
+    weights += gradients if plan.ema else 0
     parted = shard is not None and shard.what in BY_ELEMENT
     return weights + (gradients // share if parted else gradients) + int(state / share)
 
