@@ -5,7 +5,7 @@ plans, `over_devices`, `over_batches` and `over_kept` return a sweep, `explain` 
 `frontier.py`.
 """
 
-from planner.explore.explanation import Explanation, PlanParts, explain
+from planner.explore.explanation import Explanation, PlanParts, PrunedState, explain
 from planner.explore.frontier import Frontier, FrontierRow, frontier
 from planner.explore.scaling import (
     EFFICIENT,
@@ -32,6 +32,7 @@ __all__ = [
     "Goal",
     "Lemma",
     "PlanParts",
+    "PrunedState",
     "ScalingRow",
     "Sweep",
     "explain",
