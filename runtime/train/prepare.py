@@ -205,7 +205,7 @@ def _check_resumed(begin: Checkpoint, model: Model, job: Job) -> None:
         raise BadInput(
             f"seed {job.seed}", where=str(begin.folder), allowed=f"{begin.facts.seed}, as it began"
         )
-    now = described(model.plan, model.workload, captured, job)
+    now = described(model.plan, model.workload, model.captured, job)
     for what, before in begin.facts.training.items():
         if now.get(what, before) != before:
             told = f": {now[what]} instead of {before}" if what != "samples" else " than those it began with"
