@@ -21,8 +21,8 @@ from planner import plan as plans
 from planner.errors import ShardwrightError
 from planner.plan import Plan
 from runtime import runfolder
-from runtime.local import STACKS_S, START_S, be_a_rank, log_end, stands_at
-from runtime.runfolder import BEAT, LOG_LOOK_S, STOPPED, Heartbeat, Job, Paths
+from runtime.local import STACKS_S, START_S, be_a_rank
+from runtime.runfolder import BEAT, LOG_LOOK_S, STOPPED, Heartbeat, Job, Paths, log_end, stands_at
 from runtime.slurm import task_layout
 from runtime.slurm.rank_records import RankRecord
 from runtime.slurm.task_layout import Granted
@@ -130,6 +130,7 @@ class Keeper:
         count, waiting = BEAT.unpack(self._heart[:])
         if count != seen.count:
             seen.count, seen.waiting, seen.since_s = count, bool(waiting), now
+        seen.waiting &= not runfolder.is_stopped(self._pid)  # it waits for nobody who cannot run
         deadline_s = self._job.deadline_s if seen.count else START_S
         # Who waits leaves it to the keeper of the one waited for to say so first.
         return now - seen.since_s > deadline_s + (PATIENCE_S if seen.waiting else 0.0)
@@ -150,7 +151,7 @@ class Keeper:
         os.kill(self._pid, signal.SIGUSR2)
         time.sleep(STACKS_S)
         self._said = True
-        self._record = replace(self._record, at=stands_at(log, at))
+        self._record = replace(self._record, at=stands_at(log, at, self._pid))
 
     def _another_hangs(self) -> bool:
         """Returns whether this rank waits for one that stands still, and has not yet said where it waits."""
