@@ -117,6 +117,8 @@ class Keeper:
             if time.monotonic() > self._look_s:
                 self._look_s = time.monotonic() + LOG_LOOK_S
                 self._paths.bound_log(self._paths.log(self._record.rank))
+                if self._is_followed():
+                    return self._end("ended")
             if self._told:
                 if self._told == signal.SIGTERM and self._paths.failed(self._job.generation).exists():
                     return self._end("ended")
@@ -168,7 +170,16 @@ class Keeper:
             state = "failed"
         return self._leave(state, status)
 
+    def _is_followed(self) -> bool:
+        """Returns whether the ranks were started anew elsewhere, as SLURM does where a node cannot be reached."""
+        try:
+            return runfolder.read(self._paths).generation > self._job.generation
+        except (ShardwrightError, OSError):  # the folder is gone
+            return False
+
     def _leave(self, state: str, status: int) -> int:
+        if self._is_followed():  # the files are those of the ranks that came after
+            return 1
         still = time.monotonic() - self._beat.since_s
         end = replace(
             self._record, state=state, status=status, waiting=self._beat.waiting, still_s=round(still, 1)
