@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from planner.errors import BadInput
-from planner.files import find_record
+from planner.files import absolute, find_record
 from runtime.runfolder.holder import RunProcess, note_process, of, refuse_held, take_number
 from runtime.runfolder.paths import Paths
 
@@ -33,8 +33,8 @@ def claimed(folder: Path, refuse: Callable[[Paths], None]) -> Iterator[Paths]:
     """
     try:
         if folder.is_symlink():
-            raise BadInput("is a link", where=str(folder), allowed=f"the folder itself, {folder.resolve()}")
-        paths = Paths(folder.resolve())
+            raise BadInput("is a link", where=str(folder), allowed=f"the folder itself, {absolute(folder)}")
+        paths = Paths(absolute(folder))
         new = [path for path in (paths.root, *paths.root.parents) if not path.exists()]
         mode = _own(paths, new)
     except (OSError, ValueError) as error:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from planner.errors import BadInput, Interrupted
-from planner.files import find_record, read_lines
+from planner.files import absolute, find_record, read_lines
 from runtime.runfolder.durable import FULL, append_durably, write_durably
 from runtime.runfolder.holder import is_stopped
 from runtime.runfolder.paths import Paths
@@ -75,7 +75,7 @@ def open_run(folder: Path) -> Paths:
     Args: `folder` may be relative.
     Raises: BadInput where `folder` is no run folder.
     """
-    paths = Paths(folder.resolve())
+    paths = Paths(absolute(folder))
     if not paths.job.exists():
         raise BadInput("is no run folder", where=str(folder), allowed="a folder that launch made")
     return paths
