@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import shardwright as sw
 from planner.errors import BadInput
 from planner.plan import Plan
 from planner.plan import yaml as plan_yaml
@@ -58,6 +59,20 @@ def test_a_local_run_is_read_whether_somebody_waits_for_it_or_not(
     run.outcome(180)
     reads(tmp_path / "run", 5, tmp_path / "page.html")
     assert run.record().comparison.measured_step_ns > 0
+
+
+def test_a_run_in_this_process_is_read(plan: Plan, tmp_path: Path) -> None:
+    handle.launch_inline(plan, tmp_path / "run", steps=5).check()
+    ran = sw.record(tmp_path / "run")
+    assert sorted(ran.losses) == [1, 2, 3, 4, 5] and ran.comparison.measured_step_ns > 0
+    reads(tmp_path / "run", 5, tmp_path / "page.html")
+
+
+def test_a_run_that_a_notebook_has_launched_is_read(plan: Plan, tmp_path: Path) -> None:
+    run = sw.launch(plan, tmp_path / "run", steps=5, on="local")
+    run.wait(180).check()
+    assert "<" in str(run.record()._repr_html_())
+    reads(tmp_path / "run", 5, tmp_path / "page.html")
 
 
 def test_a_run_that_was_ended_is_read_up_to_its_last_checkpoint(plan: Plan, tmp_path: Path) -> None:
