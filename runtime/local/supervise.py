@@ -218,12 +218,19 @@ def _be_a_rank(paths: Paths, rank: int, parent: int, main: Callable[[int], None]
     be_a_rank(paths, rank, parent, run)
 
 
-def be_a_rank(paths: Paths, rank: int, parent: int, main: Callable[[], int]) -> NoReturn:
+def be_a_rank(
+    paths: Paths,
+    rank: int,
+    parent: int,
+    main: Callable[[], int],
+    is_followed: Callable[[], bool] = lambda: False,
+) -> NoReturn:
     """Runs `main` as a rank and ends this process with its exit status, whatever happens.
 
     Standard output and errors go to the rank's log. An exception is written down as the rank's cause, on a
     full disk too.
-    Args: `parent` is the process with which this one dies.
+    Args: `parent` is the process with which this one dies; `is_followed` says whether the files are those of ranks that
+      came after.
     """
     status = 1
     try:
@@ -236,9 +243,9 @@ def be_a_rank(paths: Paths, rank: int, parent: int, main: Callable[[], int]) -> 
     except SystemExit as end:
         status = _status_of(end)
         if status:
-            _note(paths, rank, end)
+            _note(paths, rank, end, is_followed)
     except BaseException as error:
-        _note(paths, rank, error)
+        _note(paths, rank, error, is_followed)
         traceback.print_exception(error)
     finally:
         with suppress(OSError):
@@ -247,10 +254,11 @@ def be_a_rank(paths: Paths, rank: int, parent: int, main: Callable[[], int]) -> 
         os._exit(status)
 
 
-def _note(paths: Paths, rank: int, error: BaseException) -> None:
+def _note(paths: Paths, rank: int, error: BaseException, is_followed: Callable[[], bool]) -> None:
     """Writes down what ends a rank. Where the run folder is gone, nobody is left to read it."""
     with suppress(OSError):
-        write_cause(paths, rank, error)
+        if not is_followed():
+            write_cause(paths, rank, error)
 
 
 def say_stacks() -> None:

@@ -205,7 +205,7 @@ class Supervisor:
     def _requeue(self, outcome: Outcome) -> int:
         print(f"{outcome.cause}; queueing the job again", flush=True)
         if not commands.requeue(commands.job_name(self.environment)):
-            return self._end(outcome)
+            return outcome.status if self._lost_nodes(outcome) else self._end(outcome)  # SLURM decides
         time.sleep(REQUEUED_S)  # SLURM ends this process before
         return STOPPED
 

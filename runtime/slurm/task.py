@@ -54,7 +54,8 @@ def main(folder: str) -> int:
     pid = os.fork()
     if pid == 0:
         beats = Heartbeat(Path(f"/proc/self/fd/{heart}"), 0, 1)
-        be_a_rank(paths, here.rank, parent, partial(_train, paths, job, plan, here.rank, beats))
+        train = partial(_train, paths, job, plan, here.rank, beats)
+        be_a_rank(paths, here.rank, parent, train, partial(_is_followed, paths, job))
     keeper = Keeper(paths, job, here, heart, pid)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
     return keeper.keep()
@@ -69,6 +70,14 @@ def _job_of(job: Job, environment: Mapping[str, str]) -> Job:
         return job
     again = int(environment.get("TORCHELASTIC_RESTART_COUNT", "0"))
     return replace(job, rendezvous=runfolder.TORCHRUN, generation=job.generation + again)
+
+
+def _is_followed(paths: Paths, job: Job) -> bool:
+    """Returns whether the ranks were started anew elsewhere, as SLURM does where a node cannot be reached."""
+    try:
+        return runfolder.read(paths).generation > job.generation
+    except (ShardwrightError, OSError):  # the folder is gone
+        return False
 
 
 @dataclass
@@ -117,7 +126,7 @@ class Keeper:
             if time.monotonic() > self._look_s:
                 self._look_s = time.monotonic() + LOG_LOOK_S
                 self._paths.bound_log(self._paths.log(self._record.rank))
-                if self._is_followed():
+                if _is_followed(self._paths, self._job):
                     return self._end("ended")
             if self._told:
                 if self._told == signal.SIGTERM and self._paths.failed(self._job.generation).exists():
@@ -170,15 +179,8 @@ class Keeper:
             state = "failed"
         return self._leave(state, status)
 
-    def _is_followed(self) -> bool:
-        """Returns whether the ranks were started anew elsewhere, as SLURM does where a node cannot be reached."""
-        try:
-            return runfolder.read(self._paths).generation > self._job.generation
-        except (ShardwrightError, OSError):  # the folder is gone
-            return False
-
     def _leave(self, state: str, status: int) -> int:
-        if self._is_followed():  # the files are those of the ranks that came after
+        if _is_followed(self._paths, self._job):  # the files are those of the ranks that came after
             return 1
         still = time.monotonic() - self._beat.since_s
         end = replace(
