@@ -643,6 +643,7 @@ RUNS: Mapping[str, Callable[[Place], Path]] = {
     "a file": lambda at: at.file("x"),
     "a device": lambda at: Path("/dev/null"),
     "the root": lambda at: Path("/"),
+    "a folder inside a run folder": lambda at: at.run().root / "checkpoints" / "step-00000099",
     "a link to itself": _looped,
     "below a link to itself": lambda at: _looped(at) / "run",
     "a name too long": lambda at: at.folder / ("x" * 300),
@@ -669,7 +670,7 @@ def launches() -> Iterator[Case]:
             lambda at, m=make: [*LAUNCH, f"--run={at.folder / 'new'}", f"--weights={m(at)}"],
         )
     for name, make in RUNS.items():
-        own = ("run",) if "a checkpoint" in name else ()
+        own = ("run",) if name.startswith("a checkpoint") else ()
         yield Case(f"--run {name}", lambda at, m=make: [*LAUNCH, f"--run={m(at)}"], may_work=False, own=own)
 
 

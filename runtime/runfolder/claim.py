@@ -35,6 +35,7 @@ def claimed(folder: Path, refuse: Callable[[Paths], None]) -> Iterator[Paths]:
         if folder.is_symlink():
             raise BadInput("is a link", where=str(folder), allowed=f"the folder itself, {absolute(folder)}")
         paths = Paths(absolute(folder))
+        _refuse_inner(paths)
         new = [path for path in (paths.root, *paths.root.parents) if not path.exists()]
         mode = _own(paths, new)
     except (OSError, ValueError) as error:
@@ -50,6 +51,15 @@ def claimed(folder: Path, refuse: Callable[[Paths], None]) -> Iterator[Paths]:
         except BaseException:
             _leave(paths, new, mode)
             raise
+
+
+def _refuse_inner(paths: Paths) -> None:
+    """Raises BadInput where a folder lies inside a run folder, which another run writes and cleans."""
+    around = next((path for path in paths.root.parents if Paths(path).job.is_file()), None)
+    if around is not None:
+        raise BadInput(
+            f"lies inside the run folder {around}", where=str(paths.root), allowed="a folder beside it"
+        )
 
 
 def _own(paths: Paths, new: Sequence[Path]) -> int | None:
