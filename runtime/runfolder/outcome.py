@@ -196,7 +196,9 @@ def is_secondary(error: BaseException) -> bool:
 
 
 def removed(paths: Paths) -> Outcome | None:
-    """Returns the outcome of a run whose folder somebody has removed, None where the folder is there."""
+    """Returns the outcome of a run whose folder somebody has removed or replaced by a link, None where it is there."""
+    if paths.root.is_symlink():
+        return Outcome("failed", cause=f"somebody has replaced {paths.root} by a link, which is not followed")
     if paths.job.exists():
         return None
     return Outcome("failed", cause=f"somebody has removed {paths.root}: nothing is left to go on from")

@@ -13,7 +13,7 @@ import numpy as np
 from planner.errors import ShardwrightError
 from planner.timeline import Timeline, concatenate
 from runtime.runfolder.metrics import losses_of
-from runtime.runfolder.outcome import Outcome
+from runtime.runfolder.outcome import Outcome, removed
 from runtime.runfolder.paths import Paths
 
 MOST_EVENTS = 2_000_000  # in a gathered trace: about 100 MB
@@ -60,7 +60,7 @@ def result_of(paths: Paths, ranks: int, outcome: Outcome) -> Result:
         part.rename(paths.trace)
     losses = losses_of(paths)
     lines = [json.dumps({"step": step, "loss": loss}) + "\n" for step, loss in losses.items()]
-    if paths.root.exists():  # nobody has removed it meanwhile
+    if removed(paths) is None:
         paths.metrics.write_text("".join(lines))
     return Result(
         state=outcome.state,

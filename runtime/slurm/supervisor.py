@@ -141,8 +141,7 @@ class Supervisor:
         return "the supervisor of the job was killed, by hand or for its memory"
 
     def _try(self) -> Outcome:
-        job = runfolder.read(self.paths)
-        before = attempts(self.paths)
+        job, before = runfolder.read(self.paths), attempts(self.paths)
         generation = max(job.generation, before[-1].generation + 1 if before else 0)
         replace(job, generation=generation).write(self.paths)
         for old in (*self.paths.causes(), self.paths.outcome):
@@ -161,6 +160,8 @@ class Supervisor:
         )
         note_attempt(self.paths, attempt)
         outcome = rank_records.outcome(self.paths, self.hosts, generation, self._run_step(generation))
+        if not self.is_held():
+            return outcome
         if signal.SIGTERM in self.told:
             outcome = rank_records.by_slurm(outcome, self.nodes)
         note_attempt(
@@ -199,8 +200,11 @@ class Supervisor:
     def _lost_nodes(self, outcome: Outcome) -> bool:
         """Returns whether srun starts no rank on nodes where this start of the job has had ranks before."""
         before = attempts(self.paths)[:-1]
-        own = any(self._is_ours(each) and each.requeues == self.restart for each in before)
-        return own and outcome.rank is None and outcome.state == "failed"
+        return (
+            any(self._is_ours(x) and x.requeues == self.restart for x in before)
+            and outcome.rank is None
+            and outcome.state == "failed"
+        )
 
     def _requeue(self, outcome: Outcome) -> int:
         print(f"{outcome.cause}; queueing the job again", flush=True)

@@ -89,6 +89,24 @@ def test_a_run_that_was_ended_is_read_up_to_its_last_checkpoint(plan: Plan, tmp_
     assert found.steps and found.state == "cancelled"
 
 
+@pytest.mark.parametrize("way", ["removed", "replaced by a link"])
+def test_a_run_whose_folder_is_gone_says_so_and_touches_nothing_else(
+    way: str, plan: Plan, tmp_path: Path
+) -> None:
+    run = handle.launch_local(plan, tmp_path / "run", steps=10**6, save_every=2, restarts=2)
+    end = time.monotonic() + 180
+    while len(run.metrics()) < 3:
+        assert time.monotonic() < end, run.logs()
+        time.sleep(0.05)
+    (tmp_path / "run").rename(tmp_path / "moved")
+    (tmp_path / "foreign").mkdir()
+    if way != "removed":
+        (tmp_path / "run").symlink_to(tmp_path / "foreign")
+    found = run.wait(180)
+    assert found.state == "failed" and f"somebody has {way.split()[0]}" in found.cause
+    assert list((tmp_path / "foreign").iterdir()) == []
+
+
 def test_it_goes_where_it_is_said_and_to_slurm_where_there_is_one(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
