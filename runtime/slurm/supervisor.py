@@ -199,12 +199,8 @@ class Supervisor:
 
     def _lost_nodes(self, outcome: Outcome) -> bool:
         """Returns whether srun starts no rank on nodes where this start of the job has had ranks before."""
-        before = attempts(self.paths)[:-1]
-        return (
-            any(self._is_ours(x) and x.requeues == self.restart for x in before)
-            and outcome.rank is None
-            and outcome.state == "failed"
-        )
+        ours = [x for x in attempts(self.paths) if self._is_ours(x) and x.requeues == self.restart]
+        return len(ours) > 1 and outcome.rank is None and outcome.state == "failed"
 
     def _requeue(self, outcome: Outcome) -> int:
         print(f"{outcome.cause}; queueing the job again", flush=True)
