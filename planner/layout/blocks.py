@@ -10,6 +10,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from planner.layout.factor import Along
+from planner.layout.families import FAMILIES
+from planner.layout.local_graph import named_reads
 from planner.layout.lying import DimCut, parted
 from planner.layout.moves import MOVES, source_of
 from planner.spatial import BINARY, GETITEM, UNARY, Operation, Ref, call_of, whole
@@ -29,7 +32,7 @@ def fitting(
     Returns: the cut; or None and the reason, which names the first operation that cannot follow.
     """
     size = operation.outputs[0][dim]
-    users, why = _users(operations), ""
+    users, farthest = _users(operations), (DEEPEST + 1, "")
     shapes = {x.name: x.outputs for x in operations}
     for blocks in (n for n in range(1, size // parts + 1) if size % n == 0):
         points = parted(size // blocks, parts)
@@ -39,8 +42,8 @@ def fitting(
         stopped = _stopped(operation.name, 0, dim, cut, users, shapes, DEEPEST)
         if stopped is None:
             return cut, ""
-        why = why or f"{size} columns in {parts} parts do not fit the {stopped} behind it"
-    return None, why
+        farthest = min(farthest, stopped, key=lambda x: x[0])
+    return None, f"{size} columns in {parts} parts do not fit the {farthest[1]} behind it"
 
 
 def _users(operations: Sequence[Operation]) -> Users:
@@ -59,8 +62,11 @@ def _stopped(
     users: Users,
     shapes: Mapping[str, tuple[tuple[int, ...], ...]],
     depth: int,
-) -> str | None:
-    """Returns the first operation, in words, that could not keep a cut; None where all can."""
+) -> tuple[int, str] | None:
+    """Returns the first operation, in words, that could not keep a cut; None where all can.
+
+    Returns: before it what is left of `depth`, which is less for an operation farther behind.
+    """
     for user in users.get(name, ()) if depth else ():
         follow: list[tuple[int, int, DimCut]] = []
         if user.operation == GETITEM:
@@ -74,14 +80,31 @@ def _stopped(
                 continue
             moved = MOVES[user.operation](call, dim, cut)
             if moved is None:
-                return f"{user.operation} to {user.outputs[0]}"
+                return depth, f"{user.operation} to {user.outputs[0]}"
             follow += [(i, at, own) for i, (at, own) in enumerate(moved)]
         elif user.operation in POINTWISE:
             at = dim + len(user.outputs[0]) - len(shapes[name][output])
             if user.outputs[0][at] == cut.size:
                 follow.append((0, at, cut))
+        elif not _can_share(user, name, dim, shapes):
+            return depth, f"{user.operation} of {shapes[name][output]}"
         for i, at, own in follow:
             stopped = _stopped(user.name, i, at, own, users, shapes, depth - 1)
             if stopped is not None:
                 return stopped
     return None
+
+
+def _can_share(
+    user: Operation, name: str, dim: int, shapes: Mapping[str, tuple[tuple[int, ...], ...]]
+) -> bool:
+    """Returns whether an operation has a factor for a dimension of a tensor that it reads."""
+    rule = FAMILIES.get(user.operation)
+    call = call_of(user, {x: whole(shapes[x][0]) for x in user.reads()})
+    sides = [
+        factor.side(argument)
+        for factor in (rule(call) if rule is not None else ())
+        for argument, read in named_reads(user)
+        if read == name
+    ]
+    return any(isinstance(side, Along) and side.dim == dim for side in sides)

@@ -110,7 +110,7 @@ def attention(call: Call) -> tuple[Factor, ...]:
         inputs: dict[str, Side] = {"query": Along(dim)}
         size = query[dim]
         if dim < rank - 2:
-            if not key[dim] == value[dim] or query[dim] % key[dim]:
+            if key[dim] != value[dim] or query[dim] % key[dim]:
                 continue
             size = key[dim]
             inputs = {"query": Along(dim, query[dim] // size), "key": Along(dim), "value": Along(dim)}

@@ -18,15 +18,14 @@ from planner.layout.families import FAMILIES
 from planner.layout.local_graph import ADDENDS, ALIKE, LocalGraph, LocalOperation, named_reads
 from planner.layout.lying import DimCut, GroupLayout, Mesh, everywhere, parted
 from planner.layout.moves import MOVES, Moved, source_of
+from planner.layout.refusals import refuse_parts, refused
 from planner.layout.states import held_states
 from planner.spatial import (
-    AFTER,
     GETITEM,
     INPUT,
     STATE,
     TARGET,
     Call,
-    NoRule,
     Operation,
     Ref,
     call_of,
@@ -37,9 +36,8 @@ Wishes = Callable[
     [Operation, int], Sequence[tuple[str, object]]
 ]  # axis -> factors by rank, each with its wish
 PLACES: Final = {"samples": 0, "sequence": 1}  # names of dimensions of what an operation makes
-LINEAR: Final = ("aten.add", "aten.sub", "aten.neg")  # of addends they make an addend
+LINEAR: Final = {"aten.add": 2, "aten.sub": 2, "aten.neg": 1}  # tensors: of addends they make an addend
 SHAPES_ONLY: Final = ("aten.new_zeros", "aten.new_ones", "aten.new_full", "aten.new_empty")
-PARTS: Final = "parts of tensors"
 
 
 def propagate(
@@ -133,39 +131,13 @@ class _Propagation:
         if kind == "aten.dropout" and call.get("p") and call.flag("train"):
             factors = ()
         chosen = [self._choose(operation, call, factors, names, axis) for axis in range(len(self.mesh))]
-        self._check(operation, call, names, chosen)
+        if any(map(self._is_split, names.values())):
+            refuse_parts(operation, call)
         return self._laid(operation, call, factors, names, chosen)
-
-    def _check(
-        self, operation: Operation, call: Call, names: Mapping[str, str], chosen: Sequence[str]
-    ) -> None:
-        kind = operation.operation
-        split = [name for name in names.values() if self._is_split(name)]
-        writes = kind == AFTER or (kind.endswith("_") and not kind.endswith("__"))
-        if split and writes:
-            raise self._refused(operation, "it writes in place into a tensor that ranks hold in parts")
-        if split and kind not in FAMILIES:
-            raise self._refused(operation, "it has no rule")
-        if split and kind == "aten.dropout" and call.get("p") and call.flag("train"):
-            raise self._refused(operation, "each rank would draw numbers of its own", "a dropout of 0")
-        rate = call.get("dropout_p", 0.0)
-        if split and kind == "aten.scaled_dot_product_attention" and rate:
-            raise self._refused(
-                operation, "its kernel draws the dropout of attention inside", "a dropout of 0 in attention"
-            )
 
     def _is_split(self, name: str) -> bool:
         layout = self.layouts[name][0]
         return bool(any(layout.cuts) or layout.partial)
-
-    def _refused(self, operation: Operation, why: str, allowed: str = "") -> NoRule:
-        stop = f"tensors that are alike before layer '{operation.layer}': no cut in the layers that it reads"
-        return NoRule(
-            f"{operation.operation} on {PARTS}: {why}",
-            where=operation.place,
-            allowed=f"{allowed}, or {stop}" if allowed else stop,
-            layer=operation.layer,
-        )
 
     def _choose(
         self,
@@ -180,12 +152,12 @@ class _Propagation:
         for wish, key in self.wishes(operation, axis):
             for factor in factors:
                 by_place = _placed(wish, operation)
-                if by_place not in (factor.name, *factor.also) or (cut and by_place != wish):
-                    continue
-                self.taken.add(key)
-                return factor.name
+                if by_place in (factor.name, *factor.also):
+                    self.taken.add(key)
+                    if not cut or by_place == wish:  # what comes cut stays so: a place is for what does not
+                        return factor.name
         kinds = {self.layouts[name][0].kind(axis) for name in names.values()}
-        if kinds == {"P"} and operation.operation in LINEAR:
+        if kinds == {"P"} and len(names) == LINEAR.get(operation.operation):
             return ADDENDS
         if not kinds & {"S", "P"}:
             return ALIKE
@@ -269,9 +241,9 @@ class _Propagation:
         parts = prod(self.mesh[axis] for axis in axes)
         points = parted(factor.size, parts)
         if points is None:
-            raise self._refused(
+            raise refused(
                 operation,
-                f"{factor.size} of '{factor.name}' for {parts} ranks",
+                f"{factor.size} of '{(*factor.also, factor.name)[0]}' for {parts} ranks",
                 f"up to {factor.size} ranks",
             )
         if factor.name == "out":
@@ -279,7 +251,7 @@ class _Propagation:
             assert isinstance(side, Along)
             found, why = fitting(self.operations, operation, side.dim, axes, parts)
             if found is None:
-                raise self._refused(operation, why)
+                raise refused(operation, why)
             return found
         return DimCut(axes, points)
 

@@ -90,7 +90,10 @@ def _split(call: LocalCall, arguments: Arguments) -> list[Tensor]:
 
 SIZED: Final[Mapping[str, Kernel]] = (
     dict.fromkeys(
-        [f"aten.{name}" for name in ("view", "reshape", "unflatten", "_unsafe_view", "view_as", "reshape_as")],
+        [
+            f"aten.{name}"
+            for name in ("view", "reshape", "unflatten", "_unsafe_view", "view_as", "reshape_as")
+        ],
         _reshape,
     )
     | dict.fromkeys(("aten.expand", "aten.expand_as"), _expand)

@@ -28,7 +28,9 @@ class Case:
     args: tuple[object, ...]  # names of tensors, and everything else as it is; a list may have names
     given: Mapping[str, tuple[int, ...]]
     held: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    integers: Mapping[str, int] = field(default_factory=dict)  # tensors of numbers below this one; 0 for true or false
+    integers: Mapping[str, int] = field(
+        default_factory=dict
+    )  # tensors of numbers below this one; 0 for true or false
     kwargs: Mapping[str, object] = field(default_factory=dict)
 
     def tensors(self) -> dict[str, Tensor]:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from typing import NamedTuple
 
 import torch
 
-from planner.layout import DimCut, GroupLayout, everywhere, parted
-from planner.layout import FAMILIES, MOVES
+from planner.layout import FAMILIES, MOVES, DimCut, GroupLayout, everywhere, parted
 from planner.spatial import NoRule, call_of, whole
 from tests.runtime.layout.one_operation import EXACT, Case, differences
 
@@ -83,6 +83,7 @@ def cases(a: int, b: int, c: int) -> dict[str, Case]:
         "add of a bias": Case(ATEN.add.Tensor, ("x", "b"), x, {"b": (c,)}),
         "mul of rows": Case(ATEN.mul.Tensor, ("x", "y"), {"x": (a, b, c), "y": (b, 1)}),
         "mul by itself": Case(ATEN.mul.Tensor, ("x", "x"), x),
+        "neg": Case(ATEN.neg.default, ("x",), x),
         "add of a number": Case(ATEN.add.Tensor, ("x", 1.5), x),
         "mul by a number": Case(ATEN.mul.Tensor, ("x", 1.5), x),
         "pow": Case(ATEN.pow.Tensor_Scalar, ("x", 2), x),
@@ -129,6 +130,12 @@ def cases(a: int, b: int, c: int) -> dict[str, Case]:
     return {name: case for name, case in found.items() if not _floats_only(name)}
 
 
+@cache
+def of(sizes: str) -> dict[str, Case]:
+    """Returns the operations by name, in even, uneven or indivisible sizes."""
+    return cases(*SIZES[sizes])
+
+
 def _floats_only(name: str) -> bool:
     return name in ("in place", "no rule: topk")  # a leaf cannot be written; indices have no gradient
 
@@ -145,17 +152,23 @@ class Trial(NamedTuple):
 
 def trials() -> Iterator[Trial]:
     """Yields every row: operation x factor x kind x mesh x sizes."""
-    for sizes, numbers in SIZES.items():
-        for name, case in cases(*numbers).items():
+    for sizes in SIZES:
+        for name, case in of(sizes).items():
             first = next(iter(case.given))
             kinds = ["I", *(f"S{dim}" for dim in range(len(case.given[first])))]
             kinds += [] if first in case.integers else ["R", "P"]
             for mesh in MESHES:
-                factors = ["", *factors_of(case)]
+                named = ["", *factors(sizes, name)]
                 axes = len(mesh)
-                for taken in itertools.product(factors, repeat=axes):
+                for taken in itertools.product(named, repeat=axes):
                     for lying in itertools.product(kinds, repeat=axes):
                         yield Trial(sizes, name, mesh, taken, lying)
+
+
+@cache
+def factors(sizes: str, name: str) -> list[str]:
+    """Returns the names of the factors of an operation of the table."""
+    return factors_of(of(sizes)[name])
 
 
 def factors_of(case: Case) -> list[str]:
@@ -170,7 +183,7 @@ def factors_of(case: Case) -> list[str]:
 
 def given_layout(trial: Trial) -> GroupLayout | None:
     """Returns how the first tensor comes; None where it cannot be cut so."""
-    case = cases(*SIZES[trial.sizes])[trial.name]
+    case = of(trial.sizes)[trial.name]
     layout = everywhere(next(iter(case.given.values())))
     for dim in range(len(layout.shape)):
         axes = tuple(axis for axis, kind in enumerate(trial.kinds) if kind == f"S{dim}")
@@ -189,7 +202,7 @@ def given_layout(trial: Trial) -> GroupLayout | None:
 
 def outcome(trial: Trial) -> str:
     """Returns "exact", "refused", "impossible" where the tensor cannot come so, or what is wrong."""
-    case = cases(*SIZES[trial.sizes])[trial.name]
+    case = of(trial.sizes)[trial.name]
     layout = given_layout(trial)
     if layout is None:
         return "impossible"
