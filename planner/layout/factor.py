@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from planner.layout.lying import DimCut, GroupLayout
 from planner.spatial import Call, Layout
 
 
@@ -79,3 +80,19 @@ def shape_of(call: Call, name: str) -> tuple[int, ...]:
     """
     value = call.get(name)
     return value.shape if isinstance(value, Layout) else ()
+
+
+def sided(layout: GroupLayout, side: Side, cut: DimCut) -> GroupLayout:
+    """Returns a layout with one factor more taken along the axes of a cut.
+
+    Args: `cut` is in units of the factor; `side` says how the tensor then lies along its axes.
+    """
+    axes = set(cut.axes)
+    if isinstance(side, Along):
+        own = DimCut(cut.axes, tuple(point * side.unit for point in cut.points), cut.blocks)
+        return layout.with_dim(side.dim, own)
+    if side == "P":
+        return GroupLayout(layout.shape, layout.cuts, layout.partial | axes, layout.owed)
+    if side == "R":
+        return GroupLayout(layout.shape, layout.cuts, layout.partial, layout.owed | axes)
+    return layout

@@ -167,3 +167,11 @@ def parted(size: int, parts: int) -> tuple[int, ...] | None:
 def positions(mesh: Mesh) -> list[tuple[int, ...]]:
     """Returns the coordinates of every rank of a group, in the order of the ranks."""
     return list(itertools.product(*(range(parts) for parts in mesh)))
+
+
+def without_owed(layout: GroupLayout) -> GroupLayout:
+    """Returns the layout of a tensor without a gradient, for which nothing can be owed.
+
+    Args: `layout` is one of a tensor that may have had a gradient.
+    """
+    return GroupLayout(layout.shape, layout.cuts, layout.partial) if layout.owed else layout

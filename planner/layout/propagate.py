@@ -13,10 +13,10 @@ from typing import Final
 
 from planner.layout.blocks import fitting
 from planner.layout.conversions import cost
-from planner.layout.factor import Along, Factor, Side, numbered
+from planner.layout.factor import Along, Factor, Side, numbered, sided
 from planner.layout.families import FAMILIES
 from planner.layout.local_graph import ADDENDS, ALIKE, LocalGraph, LocalOperation, named_reads
-from planner.layout.lying import DimCut, GroupLayout, Mesh, everywhere, parted
+from planner.layout.lying import DimCut, GroupLayout, Mesh, everywhere, parted, without_owed
 from planner.layout.moves import MOVES, Moved, source_of
 from planner.layout.refusals import refuse_parts, refused
 from planner.layout.states import held_states
@@ -32,9 +32,8 @@ from planner.spatial import (
     whole,
 )
 
-Wishes = Callable[
-    [Operation, int], Sequence[tuple[str, object]]
-]  # axis -> factors by rank, each with its wish
+# operation, axis -> the factors that it is wished to take, first of all the one that says most, each with its wish
+Wishes = Callable[[Operation, int], Sequence[tuple[str, object]]]
 PLACES: Final = {"samples": 0, "sequence": 1}  # names of dimensions of what an operation makes
 LINEAR: Final = {"aten.add": 2, "aten.sub": 2, "aten.neg": 1}  # tensors: of addends they make an addend
 SHAPES_ONLY: Final = ("aten.new_zeros", "aten.new_ones", "aten.new_full", "aten.new_empty")
@@ -106,7 +105,7 @@ class _Propagation:
         if self.trained.intersection(operation.reads()):
             self.trained.add(name)
         else:
-            outputs = tuple(map(_without_owed, outputs))
+            outputs = tuple(map(without_owed, outputs))
         self.layouts[name] = outputs
         if name in self.resolved and any(layout.partial for layout in outputs):
             self.made[name] = outputs
@@ -209,13 +208,13 @@ class _Propagation:
                 if name == ADDENDS:
                     layout = GroupLayout(shape, layout.cuts, layout.partial | set(axes), layout.owed)
                 elif name in by_name:
-                    layout = _sided(layout, side(by_name[name]), cuts[name])
+                    layout = sided(layout, side(by_name[name]), cuts[name])
             return layout
 
         inputs = {}
         for argument, name in names.items():
             want = lying(self.layouts[name][0].shape, lambda x, a=argument: x.side(a))  # type: ignore[misc]
-            inputs[argument] = want if name in self.trained else _without_owed(want)
+            inputs[argument] = want if name in self.trained else without_owed(want)
         outputs = tuple(
             lying(shape, lambda x, i=i: x.outputs[i])  # type: ignore[misc]
             for i, shape in enumerate(operation.outputs)
@@ -287,20 +286,3 @@ def _placed(wish: str, operation: Operation) -> str:
     if wish not in PLACES or (wish == "sequence" and len(operation.outputs[0]) < 3):
         return wish
     return numbered(PLACES[wish])
-
-
-def _without_owed(layout: GroupLayout) -> GroupLayout:
-    """Returns the layout of a tensor without a gradient, for which nothing can be owed."""
-    return GroupLayout(layout.shape, layout.cuts, layout.partial) if layout.owed else layout
-
-
-def _sided(layout: GroupLayout, side: Side, cut: DimCut) -> GroupLayout:
-    axes = set(cut.axes)
-    if isinstance(side, Along):
-        own = DimCut(cut.axes, tuple(point * side.unit for point in cut.points), cut.blocks)
-        return layout.with_dim(side.dim, own)
-    if side == "P":
-        return GroupLayout(layout.shape, layout.cuts, layout.partial | axes, layout.owed)
-    if side == "R":
-        return GroupLayout(layout.shape, layout.cuts, layout.partial, layout.owed | axes)
-    return layout
