@@ -114,7 +114,7 @@ def attention(call: Call) -> tuple[Factor, ...]:
                 continue
             size = key[dim]
             inputs = {"query": Along(dim, query[dim] // size), "key": Along(dim), "value": Along(dim)}
-        elif call.flag("is_causal"):
+        elif call.flag("is_causal") and query[dim] != key[dim]:
             continue
         at = dim - rank + len(mask)
         if mask and at >= 0 and mask[at] != 1:
@@ -123,7 +123,8 @@ def attention(call: Call) -> tuple[Factor, ...]:
             inputs["attn_mask"] = Along(at, query[dim] // size)
         also = ("heads",) if dim == rank - 3 and rank > 3 else ()
         out = Along(dim, query[dim] // size)
-        found.append(Factor(numbered(dim), size, inputs, (out,), also=also))
+        kernel = "causal" if dim == rank - 2 and call.flag("is_causal") else ""
+        found.append(Factor(numbered(dim), size, inputs, (out,), kernel, also=also))
     return tuple(found)
 
 

@@ -4,7 +4,8 @@
 
 A pattern names a module and all that is in it; of two patterns the one that names more of the path goes first, and
 the other holds where the first has nothing to say. `heads` and `hidden` stand for a pair of linear layers: the first
-ones of the module are cut by `out`, those that no further one follows by `in`.
+ones of the module are cut by `out`, those that no further one follows by `in`. `ulysses` stands for attention by
+heads between layers by sequence.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from planner.spatial import Operation
 
 PAIRS: Final = ("heads", "hidden")
 WEIGHTED: Final = ("aten.linear", "aten.addmm")
-KNOWN: Final = (*PAIRS, "out", "in", "vocabulary", "classes", *PLACES)
+ULYSSES: Final = "ulysses"
+ATTENTION: Final = "aten.scaled_dot_product_attention"
+KNOWN: Final = (*PAIRS, ULYSSES, "out", "in", "vocabulary", "classes", *PLACES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,8 @@ class _Granted:
     def _factor(self, operation: Operation, wish: Wish) -> str:
         if wish.factor in PAIRS and operation.operation in WEIGHTED:
             return "in" if operation.name in self.ends[wish] else "out"
+        if wish.factor == ULYSSES:
+            return "heads" if operation.operation == ATTENTION else "sequence"
         return wish.factor
 
 

@@ -171,9 +171,18 @@ def _rows(call: LocalCall, arguments: Arguments) -> Tensor:
     return call.run(arguments, reduction=2) / _counted(call, valid.sum(), call.axes("rows"))
 
 
+def _causal(call: LocalCall, arguments: Arguments) -> Tensor:
+    """Returns causal attention for this rank's rows of the query, with all keys and values."""
+    query, key = _tensor(arguments, "query"), _tensor(arguments, "key")
+    rows, columns, start = query.shape[-2], key.shape[-2], call.start("query", query.ndim - 2)
+    seen = torch.ones(rows, columns, dtype=torch.bool, device=query.device).tril(start)
+    return call.run(arguments, attn_mask=seen, is_causal=False)
+
+
 KERNELS: Final[Mapping[str, Kernel]] = {
     "share": _share,
     "vocabulary": _vocabulary,
     "classes": _classes,
+    "causal": _causal,
     "rows": _rows,
 }

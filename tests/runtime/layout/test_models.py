@@ -67,6 +67,42 @@ def test_a_model_on_parts_trains_as_one_process(
     assert losses < EXACT and gradients < EXACT
 
 
+SEQUENCE = {
+    "our GPT-2": ("blocks.*.attention", {"token": "sequence", "blocks.*": "sequence", "norm": "sequence"}),
+    "BERT": ("bert.encoder.layer.*.attention.self", {"bert": "sequence"}),
+}
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("name", SEQUENCE)
+@pytest.mark.parametrize("way", ["ulysses", "gather"])
+def test_attention_over_a_cut_sequence_trains_as_one_process(way: str, name: str, ranks: int) -> None:
+    captured, tensors, batches, one = prepared(name)
+    attention, others = SEQUENCE[name]
+    cuts = others | ({attention: "ulysses"} if way == "ulysses" else {attention: "dim2"})
+    chosen = [Wish(pattern, 0, factor) for pattern, factor in cuts.items()]
+    trained, graph = together(captured, tensors, batches, (ranks,), chosen)
+    assert max(difference(one, trained)) < EXACT
+    ways = {step.forward for x in graph.conversions() for step in x.steps if "attention" in x.layer}
+    assert ("exchange" in ways) == (way == "ulysses")
+
+
+MESHES_OF_TWO = (
+    {"blocks.*.attention": ("heads", "heads"), "blocks.*.feedforward": ("hidden", "hidden")},
+    {"blocks.*.attention": ("heads", "samples"), "blocks.*.feedforward": ("hidden", "samples")},
+    {"blocks.*.attention": ("heads", "sequence"), "blocks.*.feedforward": ("hidden", "sequence")},
+)
+
+
+@pytest.mark.parametrize("cuts", MESHES_OF_TWO)
+def test_a_mesh_of_two_axes_trains_as_one_process(cuts: Mapping[str, tuple[str, str]]) -> None:
+    captured, tensors, batches, one = prepared("our GPT-2")
+    chosen = [Wish(pattern, axis, x) for pattern, pair in cuts.items() for axis, x in enumerate(pair)]
+    chosen += [Wish("token", 1, "samples"), Wish("blocks.*", 1, "sequence")] * (cuts is MESHES_OF_TWO[2])
+    others, _ = together(captured, tensors, batches, (2, 2), chosen)
+    assert max(difference(one, others)) < EXACT
+
+
 @pytest.mark.parametrize("order", ["(3,h,d)", "(h,3,d)", "groups"])
 def test_q_k_and_v_of_one_weight_are_never_gathered(order: str) -> None:
     captured, tensors, batches, one = prepared(order)
