@@ -68,7 +68,18 @@ def alive(paths: Paths) -> list[int]:
         ("exit", "failed", "rank 2 exited with 7", 7),
         ("leave", "failed", "rank 2: SystemExit: 5", 5),
         ("hang", "hung", "rank 2 made no progress for 0.8 s and is in a call of its own", 1),
-        ("stop", "hung", "rank 2 made no progress for 0.8 s and is in a call of its own", 1),
+        (
+            "stop",
+            "hung",
+            "rank 2 made no progress for 0.8 s and is in a call of its own, stopped by a signal",
+            1,
+        ),
+        (
+            "stop while it waits",
+            "hung",
+            "rank 2 made no progress for 0.8 s and is in a call of its own, stopped by a signal",
+            1,
+        ),
     ],
 )
 def test_the_first_cause_is_named_and_nobody_is_left(
