@@ -107,7 +107,7 @@ class Instance:
 
         These are all replicas, and those in one node where there are several nodes.
         """
-        wide = can_share(shape.data, shape.spatial, shape.family, shape.data) and shape.update == "barrier"
+        wide = can_share(shape.data, shape.spatial, shape.data) and shape.update == "barrier"
         if not wide or not self.profile.optimizer.by_element or self.execution != "eager":
             return ()
         near = self.cluster.nodes[0].devices_per_node // shape.workers
@@ -208,7 +208,7 @@ class Instance:
         if configuration.sparing and not alone(configuration):
             return self.problems.choosing(problem)
         if configuration.sparing:
-            by_layer = self.parts_recompute and not (configuration.grid or configuration.held)
+            by_layer = self.parts_recompute and not configuration.grid
             return self.problems.sparing(problem, by_layer=by_layer)
         return arranged(problem, self._own_cut) if self.at_use(configuration) else problem
 

@@ -269,6 +269,7 @@ class RankParts:
         on_forward: Callable[[int], AbstractContextManager[object]] | None,
         units: StageUnits | None,
     ) -> TorchStage:
+        parted = self.sharing or (units and units.gathers)
         return TorchStage(
             module,
             needs_grad={value.name for value in self.graph.values if value.needs_grad and value.producer},
@@ -283,9 +284,7 @@ class RankParts:
             autocast=AUTOCAST[self.plan.precision],
             on_forward=on_forward,
             units=units,
-            diagnose=None
-            if self.sharing or (units and units.gathers)
-            else partial(first_bad_layer, self.captured, module),
+            diagnose=None if parted else partial(first_bad_layer, self.captured, module),
             made_up=self.options.made_up,
         )
 
