@@ -103,9 +103,6 @@ class StageUnits:
         self._rank.running, self._ahead = self, part != "weight"
         for flat in self._flats:
             flat.in_half = part == "input"
-        if self._units and self._ahead:
-            flat, unit = self._units[-1]
-            flat.gather(unit)
         try:
             yield
         finally:
