@@ -107,7 +107,7 @@ class Instance:
 
         These are all replicas, and those in one node where there are several nodes.
         """
-        wide = can_share(shape.data, shape.spatial, shape.family, shape.data) and shape.update == "barrier"
+        wide = can_share(shape.data, shape.spatial, shape.data) and shape.update == "barrier"
         by_element = self.profile.optimizer.by_element and self.execution == "eager"
         if not wide or not by_element or self.pins.ema:
             return ()
@@ -211,7 +211,7 @@ class Instance:
         if configuration.sparing and not alone(configuration):
             return self.problems.choosing(problem)
         if configuration.sparing:
-            by_layer = self.parts_recompute and not (configuration.grid or configuration.held)
+            by_layer = self.parts_recompute and not configuration.grid
             return self.problems.sparing(problem, by_layer=by_layer)
         return arranged(problem, self._own_cut) if self.at_use(configuration) else problem
 
