@@ -27,6 +27,7 @@ ORDER = (
     "planner.terminal",
     "planner.files",
     "planner.model",
+    "planner.kept",
     "planner.workload",
     "planner.recipes",
     "planner.schedule",
@@ -59,6 +60,7 @@ ORDER = (
     "runtime.data",
     "runtime.spatial",
     "runtime.update",
+    "runtime.kept",
     "runtime.sharding",
     "runtime.checkpoint",
     "runtime.rank",
@@ -93,7 +95,15 @@ DRAWS = ("planner.shown", "planner.notebook")
 VIEWS = ("_repr_html_", "plot")
 MOST_LINES = 300
 MOST_FILES = 300  # in the rooms of the house as it was built
-LATER_ROOMS = ("planner.recipes", "planner.scavenge", "runtime.infer", "runtime.loop", "runtime.sharding")
+LATER_ROOMS = (
+    "planner.kept",
+    "planner.recipes",
+    "planner.scavenge",
+    "runtime.infer",
+    "runtime.kept",
+    "runtime.loop",
+    "runtime.sharding",
+)
 MOST_IN_A_ROOM = 12
 
 

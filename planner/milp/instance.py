@@ -108,7 +108,7 @@ class Instance:
         These are all replicas, and those in one node where there are several nodes.
         """
         wide = can_share(shape.data, shape.spatial, shape.data) and shape.update == "barrier"
-        by_element = self.profile.optimizer.by_element and self.execution == "eager"
+        by_element = self.profile.by_element and self.execution == "eager"
         if not wide or not by_element or self.pins.ema:
             return ()
         near = self.cluster.nodes[0].devices_per_node // shape.workers
