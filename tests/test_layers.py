@@ -33,6 +33,7 @@ ORDER = (
     "planner.schedule",
     "planner.timeline",
     "planner.spatial",
+    "planner.layout",
     "planner.cluster",
     "planner.profile",
     "planner.plan",
@@ -59,6 +60,7 @@ ORDER = (
     "runtime.stage",
     "runtime.data",
     "runtime.spatial",
+    "runtime.layout",
     "runtime.update",
     "runtime.kept",
     "runtime.sharding",
@@ -97,10 +99,12 @@ MOST_LINES = 300
 MOST_FILES = 300  # in the rooms of the house as it was built
 LATER_ROOMS = (
     "planner.kept",
+    "planner.layout",
     "planner.recipes",
     "planner.scavenge",
     "runtime.infer",
     "runtime.kept",
+    "runtime.layout",
     "runtime.loop",
     "runtime.sharding",
 )
