@@ -509,13 +509,6 @@ def _(self: Any, y: Tensor, x: Tensor) -> Tensor:
     return z  # type: ignore[no-any-return]
 
 
-@state("a type that forward sets for all")
-def _(self: Any, y: Tensor, x: Tensor) -> Tensor:
-    wide = torch.get_default_dtype() == torch.double
-    torch.set_default_dtype(torch.double)
-    return y * 2 if wide else y
-
-
 @state("gradients that forward turns off for all", keep(n=lambda: 0))
 def _(self: Any, y: Tensor, x: Tensor) -> Tensor:
     z = self.a(x)
