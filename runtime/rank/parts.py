@@ -79,10 +79,9 @@ class RankParts:
 
     def __init__(self, plan: Plan, captured: Captured, world: World, options: RankOptions) -> None:
         check_supported(plan, captured)
-        captured = in_order_of(plan, captured)
-        self.plan, self.captured, self.world, self.options = plan, captured, world, options
-        self.graph = captured.graph
-        updates.check(plan, captured.graph, options.clip_norm, options.clip_by)
+        self.plan, self.captured, self.world, self.options = plan, in_order_of(plan, captured), world, options
+        self.graph = self.captured.graph
+        updates.check(plan, self.graph, options.clip_norm, options.clip_by)
         self.stage_of = stages_of_layers(plan, self.graph)
         self.mesh = RankMesh.of(plan)
         self.held = self.mesh.held(world.rank)
