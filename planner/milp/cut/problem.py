@@ -59,6 +59,11 @@ class CutProblem(StageCosts):
         exact = self.silent != 0 or bool(self.talks(cut[None, :])[0])
         return ns if exact else int(self.times(cut[None, :])[0])
 
+    @property
+    def roomless(self) -> bool:
+        """Returns whether the time of a cut is the same however much memory devices have."""
+        return self.least is None and self.fixed is None and not self.flagged
+
     @cached_property
     def any(self) -> Self:
         """Returns the problem of all cuts."""

@@ -11,24 +11,21 @@ import numpy as np
 
 from planner.milp import formulation, limits
 from planner.milp.configurations.configurations import Configuration
-from planner.milp.cut.frozen_order import Order
-from planner.milp.cut.problem import CutProblem, CutRow
+from planner.milp.cut.problem import CutProblem
 from planner.milp.cut.recompute_choice import RecomputeProblem
 from planner.milp.instance import Instance, short_bytes
 from planner.milp.limits import Effort
-from planner.milp.pins import Update
+from planner.milp.problems import Rows
 from planner.milp.proof.boxes import ROUNDING, Box
 from planner.milp.proof.feasible import fits_surely, silent_parts, whole
 from planner.milp.proof.prove import ConfigurationProof, Windows
 from planner.milp.proof.totals import TotalsBound
 from planner.milp.search.descent import UNFIT_NS, Answer, annealed, balanced, descend, starts
 
-Rows = dict[tuple[Order, Update, int], list[CutRow]]
-
 
 @dataclass(kw_only=True)
 class ConfigurationState:
-    """One configuration, as far as it was looked into; or some of its cuts, where `problem.silent` says which."""
+    """One configuration, as far as it was looked into; or the cuts of it that `problem.silent` names."""
 
     shape: Configuration
     problem: CutProblem
@@ -78,10 +75,7 @@ class SearchState:
     def answer(
         self, tried: ConfigurationState, root: Box | None = None, work_ns: float = limits.DESCENT_NS
     ) -> None:
-        """Finds an answer by descent from the better of the even cuts, or from the most even cut that fits.
-
-        Args: `root` is the box of all cuts that fit, if it is known; `work_ns` is what the descent may do.
-        """
+        """Finds an answer by descent from the better of the even cuts, or from the most even cut that fits (`root`)."""
         problem = tried.problem
         spans = self.instance.windows(problem)
         if spans is None:
@@ -133,7 +127,8 @@ class SearchState:
         plain = self.tried.get(replace(tried.shape, sparing=False)) if tried.problem.flagged else None
         known = None if plain is None else plain.closing
         spans = self.instance.windows(tried.problem)
-        over = self.floors.summed_ns(tried.shape, talking=True) > self.limit - 1
+        least = max(self.floors.summed_ns(tried.shape, talking=True), self._kept_ns(tried))
+        over = least > self.limit - 1
         self._look_at(tried, tried.problem.talking, None if over else spans, known)
         assert tried.closing is not None
         if tried.closing.open:
@@ -148,6 +143,10 @@ class SearchState:
             self.open.append(part)
             tight = tight or not fits_surely(apart, *narrow)
         return tight
+
+    def _kept_ns(self, tried: ConfigurationState) -> float:
+        """Returns the bound of the cuts in which all neighbours talk, as far as an earlier search has proved one."""
+        return self.instance.kept.bounds.get(tried.shape, 0.0) if tried.problem.roomless else 0.0
 
     def _totals(self, shape: Configuration, *, talking: bool) -> int:
         """Returns the bound of a configuration's totals, but no more than the limit."""
@@ -174,6 +173,8 @@ class SearchState:
         tried.closing.look(tried.answer, self.limit)
         if known is None:
             self.rows[learnt] = tried.closing.rows
+        if tried.closing.timed is not None and problem.roomless and not problem.silent:
+            self.instance.kept.bounds[tried.shape] = max(tried.closing.timed[0], self._kept_ns(tried))
         self._learn(tried)
 
     def _learn(self, tried: ConfigurationState) -> None:
