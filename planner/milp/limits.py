@@ -74,6 +74,7 @@ KEPT_ROWS = 200_000  # rows kept of a configuration that is left open, times its
 # Ways to the same result: what is tabled, kept or compiled
 GRIDS = 100  # tables over all intervals that are kept at a time
 TABLED_LAYERS = 300  # layers up to which what a single problem needs of every interval is kept
+FEW_CUTS = 12  # that are simulated at once without a first pass over messages between neighbours alone
 LONG_ACTIONS = 4096  # actions of an order that is compiled for one pattern of messages at a time
 SLOW_ACTIONS = 2048  # actions of an order that takes longer to compile than many others to simulate
 

@@ -9,6 +9,7 @@ from typing import Self
 import numpy as np
 
 from planner.arrays import BoolArray, FloatArray, IntArray
+from planner.milp import limits
 from planner.milp.cut.stage_costs import COMPUTE, KINDS, Durations, StageCosts
 from planner.simulate import Bound, Compiled, critical_counts, critical_path, makespans, period
 
@@ -116,7 +117,7 @@ class CutProblem(StageCosts):
             pattern = self.order.covering(self._pattern(spans.cells), self.shape.update)
             return self._objective(self._compile(pattern), self._vectors(spans, np.arange(len(out)), pattern))
         present, left = spans.hop_bytes > 0, np.arange(len(out))
-        if most is not None and self.chained:
+        if most is not None and self.chained and len(left) > limits.FEW_CUTS:
             near = self._neighbours
             out[:] = self._objective(self._compile(near), self._vectors(spans, left, near))
             left = np.flatnonzero(out <= most)
