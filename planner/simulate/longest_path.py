@@ -261,11 +261,7 @@ def makespan(compiled: Compiled, durations: Sequence[int] | IntArray) -> int:
 
 
 def makespans(compiled: Compiled, durations: IntArray) -> IntArray:
-    """Evaluates many duration vectors at once.
-
-    Args: `durations` is [candidate, entry].
-    Returns: [candidate] makespans in nanoseconds.
-    """
+    """Returns the [candidate] makespans of many duration vectors, [candidate, entry]."""
     out: IntArray = np.empty(len(durations), np.int64)
     for rows, sweep, costs in batches(compiled, durations):
         out[rows] = sweep.run(costs, None).max(axis=0)[: rows.stop - rows.start]
