@@ -197,7 +197,7 @@ def prepared(
     warnings = check(plan, model.captured.graph, folder, job, options)
     if flexible is not None:
         flexible.check(plan)
-    paths, _ = prepare(model, folder, job, folder_lock.refuse)
+    paths, _ = prepare(model, folder, job, folder_lock.refuse, warnings.append)
     if flexible is not None:
         flexible.write(paths)
     write_whole(paths.script, text)
