@@ -199,10 +199,7 @@ class Instance:
         return [micro for micro in found if self.profile.graph.serves(micro)]
 
     def problem(self, configuration: Configuration) -> CutProblem | None:
-        """Returns the cut problem of a configuration.
-
-        Returns: None where its order, or so many stages, cannot be had.
-        """
+        """Returns the cut problem of a configuration; None where its order, or so many stages, cannot be had."""
         order = self.problems.order(configuration)
         allowed = self._allowed(configuration)
         if order is None or order.schedule.stages >= np.count_nonzero(allowed):

@@ -45,7 +45,10 @@ SETTLING = (
     (8, 4),
     (3, 16),
 )  # how many of the best answers are annealed in turn, with so many times as many
-ANNEAL_NS = 1e9  # work that annealing may do, by the meter
+RUGGED = 1e-3  # share that annealing gained at last: then the best answer is annealed for longer still
+LONGEST = 64  # times as many neighbours, at most
+RELISTED_SETTLED = 2  # orders listed anew that are annealed for long, where that gained before
+ANNEAL_NS = 3e9  # work that annealing may do, by the meter
 CHOICES = 10  # times as many boxes, and twice as many proposals, where flags are to be chosen
 PLAIN = 0.75  # of the work left is for configurations without flags first
 SMALL_LAYERS = 24  # beyond so many layers cuts where some neighbours do not talk have a share of the work

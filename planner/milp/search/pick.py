@@ -123,8 +123,15 @@ def settle(state: SearchState) -> None:
     for kept, times in limits.SETTLING:
         met = [tried for tried in state.tried.values() if tried.answer is not None]
         met.sort(key=lambda tried: (tried.answer.ns if tried.answer else UNFIT_NS, tried.shape))
+        before = state.limit
         for tried in met[:kept]:
             state.settle(tried, times)
+        state.rugged = state.limit < before * (1 - limits.RUGGED)
+    times = 2 * limits.SETTLING[-1][1]
+    while state.rugged and times <= limits.LONGEST and state.best is not None:
+        before = state.limit
+        state.settle(state.best, times)
+        state.rugged, times = state.limit < before * (1 - limits.RUGGED), 2 * times
 
 
 def _hopeless(state: SearchState, tried: ConfigurationState) -> bool:

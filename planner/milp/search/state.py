@@ -54,6 +54,7 @@ class SearchState:
     pays: dict[tuple[object, ...], bool] = field(default_factory=dict)  # shared updates, by their causes
     stage: Literal["picked", "settled", "proved"] = "picked"  # how far it came
     stopped: bool = False  # by the user
+    rugged: bool = False  # whether annealing for longer still gained
     rows: Rows = field(default_factory=dict)  # of orders that several shapes have
 
     def __post_init__(self) -> None:
@@ -101,7 +102,7 @@ class SearchState:
         """Returns how many neighbours annealing simulates: no more than there are cuts."""
         problem = tried.problem
         most = times * self.effort.proposals * (2 if problem.flagged else 1)
-        affordable = int(limits.ANNEAL_NS / (100 * problem.order.actions))
+        affordable = int(limits.ANNEAL_NS / (20_000 + 15 * problem.order.actions))
         return min(most, affordable, comb(problem.layers - 1, problem.stages - 1) - 1)
 
     def take(self, tried: ConfigurationState, answer: Answer | None) -> None:
@@ -159,10 +160,7 @@ class SearchState:
         spans: Windows | None,
         known: ConfigurationProof | None,
     ) -> None:
-        """Takes a first look at cuts of a configuration, in these windows.
-
-        Args: `known` is the proof of the configuration in which no stage recomputes, if there is one.
-        """
+        """Takes a first look at cuts in these windows; `known` is the proof in which no stage recomputes, if any."""
         learnt = (problem.order, tried.shape.update, problem.silent or 0)
         tried.closing = ConfigurationProof(
             problem=problem,
