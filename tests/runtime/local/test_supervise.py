@@ -144,6 +144,19 @@ def test_a_rank_ends_with_the_status_that_it_says(
     assert paths.cause(0).exists() == bool(status)
 
 
+def test_a_rank_that_was_followed_leaves_no_cause(tmp_path: Path) -> None:
+    paths, parent = Paths(tmp_path).make(), os.getpid()
+
+    def leave() -> int:
+        raise ValueError("a connection is lost")
+
+    pid = os.fork()
+    if pid == 0:
+        be_a_rank(paths, 0, parent, leave, lambda: True)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+    assert not paths.cause(0).exists(), "it would be taken for that of the rank that came after"
+
+
 @pytest.mark.usefixtures("warm_starts")
 def test_launch_local_ends_with_the_status_of_the_rank(tmp_path: Path) -> None:
     (tmp_path / "leaving.py").write_text(FRAGILE.replace("_exit(3)", "_exit(5)"))
