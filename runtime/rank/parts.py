@@ -79,10 +79,9 @@ class RankParts:
 
     def __init__(self, plan: Plan, captured: Captured, world: World, options: RankOptions) -> None:
         check_supported(plan, captured)
-        captured = in_order_of(plan, captured)
-        self.plan, self.captured, self.world, self.options = plan, captured, world, options
-        self.graph = captured.graph
-        updates.check(plan, captured.graph, options.clip_norm, options.clip_by)
+        self.plan, self.captured, self.world, self.options = plan, in_order_of(plan, captured), world, options
+        self.graph = self.captured.graph
+        updates.check(plan, self.graph, options.clip_norm, options.clip_by)
         self.stage_of = stages_of_layers(plan, self.graph)
         self.mesh = RankMesh.of(plan)
         self.held = self.mesh.held(world.rank)
@@ -221,7 +220,7 @@ class RankParts:
         for stage, store in stores.items():
             for part in parts[stage]:
                 stages.store_weights(part, store)
-        units = {stage: self.units.of(stage, module) for stage, module in modules.items()}
+        units = {stage: self.units.of(stage, own, stores.get(stage)) for stage, own in parts.items()}
         for module in modules.values() if self.plan.execution == "compiled" else ():
             compile_stage(module, [self.graph.layer[name].signature for name in module.layers])
         made: dict[Node, AnyStage] = {}
@@ -235,9 +234,9 @@ class RankParts:
                     stores.get(stage),
                     recompute=Kind.R in kinds[stage] and part is parts[stage][0],
                     on_forward=seen if len(parts[stage]) == 1 else None,
-                    units=units[stage],
+                    units=own,
                 )
-                for part in parts[stage]
+                for part, own in zip(parts[stage], units[stage], strict=True)
             ]
             first, last = ran[0], ran[-1]
             made[pipe, stage] = first if first is last else PartedStage(modules[stage], first, last, seen)
@@ -270,6 +269,7 @@ class RankParts:
         on_forward: Callable[[int], AbstractContextManager[object]] | None,
         units: StageUnits | None,
     ) -> TorchStage:
+        parted = self.sharing or (units and units.gathers)
         return TorchStage(
             module,
             needs_grad={value.name for value in self.graph.values if value.needs_grad and value.producer},
@@ -284,7 +284,7 @@ class RankParts:
             autocast=AUTOCAST[self.plan.precision],
             on_forward=on_forward,
             units=units,
-            diagnose=None if self.sharing or units else partial(first_bad_layer, self.captured, module),
+            diagnose=None if parted else partial(first_bad_layer, self.captured, module),
             made_up=self.options.made_up,
         )
 

@@ -21,13 +21,14 @@ from runtime.stage.graph_edits import (
     store_weights,
 )
 from runtime.stage.halves import Split
-from runtime.stage.parted_stage import AnyStage, PartedStage, in_two
+from runtime.stage.parted_stage import AnyStage, PartedStage, first_bad_layer, in_two
 from runtime.stage.shared_states import SharedState, observed, shared_states
-from runtime.stage.torch_stage import LossScale, Scaler, SplitWay, TorchStage, first_bad_layer
+from runtime.stage.torch_stage import BackwardPart, LossScale, Scaler, SplitWay, TorchStage
 
 __all__ = [
     "ATEN",
     "AnyStage",
+    "BackwardPart",
     "Keys",
     "LossScale",
     "PartedStage",
