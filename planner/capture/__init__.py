@@ -24,6 +24,7 @@ from planner.capture.operations import (
     check_sizes,
     named_arguments,
     operation_of,
+    operations_of,
     samples_of,
 )
 from planner.capture.self_check import check_training
@@ -64,6 +65,7 @@ __all__ = [
     "named_arguments",
     "opaque_layers",
     "operation_of",
+    "operations_of",
     "random",
     "sample_of",
     "samples_of",

@@ -8,7 +8,9 @@ are words of their type and shape alone: who reads them across passes is seen by
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
+import io
 import itertools
 import random
 import types
@@ -26,6 +28,7 @@ from planner.workload import is_users
 MOST = 200_000  # values that are listed, and entries of one list or dictionary that are looked at: a hundredth of it
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, np.generic)
 PASSING = ("logging", "threading", "_thread", "_io", "io", "re", "weakref", "abc", "inspect", "socket")
+NUMBERS = (np.ndarray, random.Random, np.random.RandomState, np.random.Generator, torch.Generator)
 LIBRARIES = ("torch", "numpy", "builtins")
 FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 NO_DATA = (type, property, staticmethod, classmethod, types.ModuleType, *FUNCTIONS)
@@ -47,10 +50,7 @@ class Reachable:
             self._visit(*self._open.pop())
 
     def undo(self) -> None:
-        """Puts back what was reachable as it was.
-
-        Returns: nothing; a generator stays where it is, since Python cannot wind it back.
-        """
+        """Puts back what was reachable as it was, but for generators, which Python cannot wind back."""
         for put_back in self._undo:
             put_back()
 
@@ -82,20 +82,16 @@ class Reachable:
                 f"{value!r:.60}" if len(repr(value)) < 60 else f"{value!r:.40}.. {hash(repr(value))}"
             )
             return
-        if id(value) in self._met:
+        if id(value) in self._met or isinstance(value, types.ModuleType):
             return
         self._met[id(value)] = value
         if isinstance(value, Tensor):
             self._tensor(path, value)
         elif isinstance(value, nn.Module):
             self._module(path, value)
-        elif isinstance(value, types.ModuleType):
-            return
         elif isinstance(value, type):
             self._class(value)
-        elif isinstance(
-            value, np.ndarray | random.Random | np.random.RandomState | np.random.Generator | torch.Generator
-        ):
+        elif isinstance(value, NUMBERS):
             self._numbers(path, value)
         elif isinstance(value, Mapping | list | tuple | collections.deque | set | frozenset):
             self._container(path, value)
@@ -108,6 +104,8 @@ class Reachable:
 
     def _tensor(self, path: str, tensor: Tensor) -> None:
         self.words[path] = f"{str(tensor.dtype).removeprefix('torch.')} of {list(tensor.shape)}"
+        if tensor.is_inference():  # nobody can write it
+            return
         self._tensors[path] = tensor, tensor._version
         if tensor.layout != torch.strided:
             return
@@ -212,17 +210,18 @@ class Reachable:
             self.words[path] += f" at {value.gi_frame.f_lasti if value.gi_frame else 'its end'}"
             self._open.append((path, dict(value.gi_frame.f_locals) if value.gi_frame else {}))
             return
+        if isinstance(value, io.IOBase):
+            with contextlib.suppress(OSError, ValueError):  # of a terminal, or a file that is closed
+                self.words[path] = f"a file at {value.tell()}"
+            return
         if isinstance(value, itertools.count):
             self.words[path] = repr(value)
             return
         if vars_of := getattr(value, "__dict__", None):
             self._open.append((path, vars_of))
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), contextlib.suppress(Exception):  # not every one tells where it is
             warnings.simplefilter("ignore", DeprecationWarning)
-            try:
-                self._open.append((f"{path}.state", value.__reduce__()))
-            except Exception:  # not every iterator tells where it is
-                return
+            self._open.append((f"{path}.state", value.__reduce__()))
 
     def _object(self, path: str, value: object) -> None:
         kind = type(value)

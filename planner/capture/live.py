@@ -25,6 +25,7 @@ from planner.capture.batch import rows_of
 from planner.capture.capture import capture
 from planner.capture.captured import Captured, Loss, Metrics
 from planner.capture.evaluation import evaluation_of
+from planner.capture.refusals import refuse_overlaps
 from planner.capture.self_check import check_training
 from planner.capture.traced_graph import computes_alike
 from planner.capture.travel import to_data
@@ -83,6 +84,7 @@ def write_model(
         )
     asked = sorted({1, 2, rows_of(pair)})  # a model may ask for as many samples as the example has
     captured = capture(module, pair, loss, metrics=loop.metrics, micro=asked)
+    refuse_overlaps(module, type(module).__name__)
     check_training(captured, module, pair, loss)
     evaluation, more = _evaluation(captured)
     samples: dict[str, Tensor] = {}

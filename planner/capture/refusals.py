@@ -7,6 +7,7 @@ import traceback
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import UninitializedParameter
 
 from planner.capture.flatten import unnamed
@@ -36,10 +37,17 @@ CURES: tuple[tuple[str, str], ...] = (
         "tuples and dictionaries of tensors from batch(), or torch.export.register_dataclass(TheClass) beside build()",
     ),
     (
+        r"found at least two devices",
+        "all tensors of the model on the device of its parameters, as parameters or buffers that move with it",
+    ),
+    (
         r"autograd\.grad|uses a tensor that is no parameter",
         "the gradient as a formula in forward(), or the module's path, as opaque = ['path.of.a.module']",
     ),
 )
+
+
+WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
 
 
 def cure(said: str) -> str:
@@ -76,12 +84,67 @@ def refuse_unready(module: nn.Module, where: str) -> None:
                 where=where,
                 allowed="one forward pass of an example in build() before it returns the module",
             )
+        if type(part).__name__ in WRAPPERS:
+            raise BadInput(
+                f"{said} is {type(part).__name__}, which replicates or parts what a plan places",
+                where=where,
+                allowed="the module inside, such as model.module",
+            )
+        for key, x in part._parameters.items():
+            if x is not None and not isinstance(x, UninitializedParameter) and (why := _no_start(x)):
+                raise BadInput(
+                    f"parameter '{f'{name}.' if name else ''}{key}' {why[0]}", where=where, allowed=why[1]
+                )
         if isinstance(part, torch.jit.ScriptModule) and type(part).__name__ != "TopLevelTracedModule":
             raise BadInput(
                 f"{said} is TorchScript, whose operations cannot be seen",
                 where=where,
                 allowed="the module as it is before torch.jit.script",
             )
+
+
+def refuse_overlaps(module: nn.Module, where: str) -> None:
+    """Refuses parameters that lie in the same memory and are not one, since a plan holds each in its own.
+
+    Args: `where` names the workload.
+    Raises: BadInput, which names both.
+    """
+    every = [
+        (name, x) for name, x in module.named_parameters() if x.numel() and not isinstance(x, FakeTensor)
+    ]
+    last: dict[int, list[tuple[str, torch.Tensor]]] = {}
+    for name, x in every:
+        if x.is_meta or x.layout != torch.strided:
+            continue
+        there = last.setdefault(x.untyped_storage().data_ptr(), [])
+        other = next((known for known, y in there if _meet(x.detach(), y)), None)
+        if other is not None:
+            raise BadInput(
+                f"parameters '{other}' and '{name}' are two and lie in the same memory",
+                where=where,
+                allowed="one parameter under both names, such as b.weight = a.weight; or a clone() of one",
+            )
+        there.append((name, x.detach()))
+
+
+def _meet(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Returns whether two tensors of one storage have an element in common."""
+    marks = torch.zeros(a.untyped_storage().nbytes() // min(a.itemsize, b.itemsize), dtype=torch.bool)
+    marks.as_strided(a.shape, a.stride(), a.storage_offset()).fill_(True)
+    return bool(marks.as_strided(b.shape, b.stride(), b.storage_offset()).any())
+
+
+def _no_start(parameter: torch.Tensor) -> tuple[str, str] | None:
+    """Returns why a parameter cannot be trained as it stands, and what to do about it; None where it can."""
+    if parameter.is_inference():
+        made = "was made under torch.inference_mode(), so that nothing can train it"
+        return made, "a model made outside inference_mode(), or a copy.deepcopy() of this one made outside"
+    if isinstance(parameter, FakeTensor) or not parameter.is_meta:
+        return None
+    return (
+        "is on the meta device and has no values",
+        "weights first: model.to_empty(device='cpu') and load_state_dict()",
+    )
 
 
 def refused(failure: Exception, where: str) -> BadInput:

@@ -8,7 +8,7 @@ parameter counts once in each stage that uses it. Rectangles of (i, j) carry bot
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
@@ -57,6 +57,10 @@ class Tables:
     largest_bytes_per_element: float
     other_bytes_per_element: float
     step_ns_per_element: float
+
+    def averaged(self) -> Tables:
+        """Returns the tables of a training that keeps an average of every trained parameter beside it."""
+        return replace(self, parameters=self.parameters + self.gradients)
 
     @property
     def layers(self) -> int:

@@ -108,7 +108,8 @@ class Instance:
         These are all replicas, and those in one node where there are several nodes.
         """
         wide = can_share(shape.data, shape.spatial, shape.data) and shape.update == "barrier"
-        if not wide or not self.profile.optimizer.by_element or self.execution != "eager":
+        by_element = self.profile.optimizer.by_element and self.execution == "eager"
+        if not wide or not by_element or self.pins.ema:
             return ()
         near = self.cluster.nodes[0].devices_per_node // shape.workers
         every = {shape.data, near if near > 1 and shape.data % near == 0 else shape.data}
@@ -138,9 +139,10 @@ class Instance:
         overlap = not FAMILIES[configuration.family].splits
         key = TablesKey(micro=micro, choice=choice, group=group, overlap=overlap)
         if key not in self._tables:
-            self._tables[key] = sharded(
+            found = sharded(
                 self.costs, self._setting(micro), choice, self.prices(choice), group, overlap=overlap
             )
+            self._tables[key] = found.averaged() if self.pins.ema else found
         return self._tables[key]
 
     def whole(self, micro: int) -> Tables:
@@ -150,7 +152,8 @@ class Instance:
         """
         key = TablesKey(micro=micro)
         if key not in self._tables:
-            self._tables[key] = price(self.costs, self._setting(micro))
+            found = price(self.costs, self._setting(micro))
+            self._tables[key] = found.averaged() if self.pins.ema else found
         return self._tables[key]
 
     def _setting(self, micro: int) -> CostKey:
@@ -237,10 +240,7 @@ class Instance:
         return self.execution == "eager" and self.layers <= limits.PARTED_LAYERS
 
     def cluster_link_ns(self, size: int) -> float:
-        """Returns the time of one message over the longest distance.
-
-        Args: `size` in bytes.
-        """
+        """Returns the time of one message of `size` bytes over the longest distance."""
         links = self.cluster.links
         wire = links.cluster or links.rack or links.node
         return 0.0 if wire is None else (wire.latency_s + size / wire.bandwidth_bytes_per_s) * NS_PER_S

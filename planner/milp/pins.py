@@ -32,6 +32,7 @@ PINS = (
     "chunks",
     "recompute",
     "shard",
+    "ema",
     "update",
     "cuts",
     "stages",
@@ -62,6 +63,7 @@ class Pins:
     shard: bool | None = None
     held: Held | None = None
     ranks: int | None = None  # replicas that share it
+    ema: bool = False  # whether there is room for averages of the parameters
     update: Update = "barrier"
     stages: tuple[tuple[str, ...], ...] | None = None  # layers of each stage
     devices: int | None = None  # at most
@@ -97,6 +99,7 @@ def pins(fix: Mapping[str, object], schedules: Sequence[str] | None) -> Pins:
         chunks=_whole(fix, "chunks"),
         recompute=_flag(fix, "recompute"),
         **_shard(fix),
+        ema=bool(_flag(fix, "ema")),
         update=_update(fix),
         stages=_stages(fix),
         devices=_whole(fix, "devices"),

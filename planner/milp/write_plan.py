@@ -53,6 +53,7 @@ def plan_of(space: Instance, posed: CutProblem, answer: Answer, certificate: Cer
         execution="compiled" if space.execution == "compiled" else "eager",
         optimizer=profile.optimizer.name,
         shard_optimizer=shape.shard,
+        ema=space.pins.ema,
         batch=Batch(samples=space.batch, micro=shape.micro, micros=shape.micros),
         axes=axes,
         schedule=schedule_choice(posed),

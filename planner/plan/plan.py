@@ -234,6 +234,9 @@ class Plan(Part):
     execution: Literal["eager", "compiled"] = "eager"
     optimizer: str = "adamw"
     shard_optimizer: Flag = False
+    ema: Flag = Field(
+        False, description="whether memory counts the averages of parameters that `--ema` keeps"
+    )
     batch: Batch
     axes: Axes
     schedule: ScheduleChoice

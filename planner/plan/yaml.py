@@ -41,6 +41,8 @@ def dump(plan: Plan) -> str:
     data = plan.model_dump(mode="json")
     if data["fitted"] is None:
         del data["fitted"]
+    if not plan.ema:
+        del data["ema"]
     if not plan.batch.shares:
         del data["batch"]["shares"]
     if not plan.replica_times:

@@ -140,6 +140,7 @@ def _stage_state(plan: Plan, profile: Profile, stage: int) -> int:
     gradients = sum(p.bytes for p in trained)
     if shard is not None and shard.what == "parameters":
         weights += gradients // share - gradients
+    weights += gradients if plan.ema else 0
     parted = shard is not None and shard.what in BY_ELEMENT
     return weights + (gradients // share if parted else gradients) + int(state / share)
 

@@ -76,11 +76,11 @@ class Drawn(Dataset[Sample]):
     """
 
     def __init__(self, data: object, seed: int, region: Region) -> None:
-        self._data, self._seed = data, seed
+        self.data, self._seed = data, seed
         self.region = region if getattr(data, "regions", False) is True else ()
 
     def _at(self, position: int, asked: object) -> Sample:
-        return self._data.at(position) if isinstance(self._data, Flowing) else self._data[asked]  # type: ignore[index]
+        return self.data.at(position) if isinstance(self.data, Flowing) else self.data[asked]  # type: ignore[index]
 
     def __getitem__(self, drawn: tuple[int, int]) -> tuple[int, Sample]:
         """Returns the index of a sample, for messages about it, and the sample."""
@@ -99,7 +99,7 @@ class Drawn(Dataset[Sample]):
 
     def whole(self) -> Drawn:
         """Returns the same samples read whole, without a region."""
-        return Drawn(self._data, self._seed, ())
+        return Drawn(self.data, self._seed, ())
 
 
 @dataclass(frozen=True)
@@ -183,6 +183,11 @@ class Batches:
             self._workers = min(workers, 1)  # each would read the whole stream
         else:
             self._data = Drawn(data, seed, wanted.region)
+
+    @property
+    def by_region(self) -> bool:
+        """Returns whether the dataset is asked for parts of its samples."""
+        return getattr(self._data.data, "regions", False) is True
 
     def steps(self, first_sample: int) -> Iterator[dict[int, Mapping[str, Tensor]]]:
         """Yields the tensors of one step after the other, for ever.

@@ -11,6 +11,7 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
 import socketserver
 import struct
 import tempfile
@@ -189,6 +190,7 @@ class Served:
         return str(path)
 
     def _serve(self, path: str, ready: Any) -> None:  # Any: an event of multiprocessing
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a notebook interrupts all its processes; runs go on
         torch.set_num_threads(1)
         served, lock, parent = self, threading.Lock(), os.getppid()
 

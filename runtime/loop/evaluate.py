@@ -9,13 +9,14 @@ so that the plan does not matter to them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
 from planner.errors import BadInput, BadPlan
+from planner.plan import Plan
 from runtime.data import Batches, Pass
 from runtime.execute import Pulse
 from runtime.rank import Rank
@@ -75,11 +76,17 @@ def _metrics(rank: Rank, each: Pass) -> tuple[str, ...]:
     except (BadInput, BadPlan) as error:
         if each.micro == rank.plan.batch.micro:
             raise
-        raise BadInput(
-            f"the last {each.micro} samples of the dataset make no micro-batch of {rank.plan.batch.micro}: {error}",
-            where="evaluation",
-            allowed=f"a dataset of a multiple of {rank.plan.batch.micro} samples",
-        ) from error
+        raise unserved(rank.plan, each.micro, error) from error
+
+
+def unserved(plan: Plan, rest: int, why: Exception) -> BadInput:
+    """Returns the refusal of a dataset whose last samples make a micro-batch that cannot be evaluated."""
+    micro = plan.batch.micro
+    return BadInput(
+        f"the last {rest} samples of the dataset make no micro-batch of {micro}: {why}",
+        where="evaluation",
+        allowed=f"a dataset of a multiple of {micro} samples",
+    )
 
 
 def _mean(pairs: Sequence[tuple[float, float]]) -> float:
@@ -111,14 +118,21 @@ class Watch:
             )
         return cls(name, way == HIGH, patience)
 
+    def check(self, names: Iterable[str]) -> None:
+        """Raises BadInput where the value that is watched is none of an evaluation's.
+
+        Args: `names` are those of its values.
+        """
+        if self.name not in (known := tuple(names)):
+            raise BadInput(f"no value '{self.name}'", where="best_by", allowed=", ".join(known))
+
     def see(self, step: int, values: Mapping[str, float]) -> bool:
         """Takes note of an evaluation.
 
         Returns: whether it is the best so far.
         Raises: BadInput where it lacks the value that is watched.
         """
-        if self.name not in values:
-            raise BadInput(f"no value '{self.name}'", where="best_by", allowed=", ".join(values))
+        self.check(values)
         value = values[self.name]
         better = value > self.best if self.high else value < self.best
         if better or (self.best_step is None and not math.isnan(value)):

@@ -132,12 +132,13 @@ class Rank:
             self.feed.copies = False
 
     def kept(self) -> list[Tensor]:
-        """Returns all tensors that live longer than a step: parameters, gradients, buffers and optimizer
-        state.
+        """Returns all tensors that live longer than a step: parameters and their averages, gradients, buffers and
+        optimizer state.
         """
         state = state_of(self.updater.optimizers, self.flats).tensors.values()
         flat = [tensor for each in self.flats for tensor in each.kept()]
         held = [*self.parameters.values(), *self.buffers.values(), *self.idle.values()]
+        held += self.updater.averages.named().values() if self.updater.averages is not None else ()
         return [*held, *flat, *(tensor for row in state for tensor in row.values())]
 
     def evaluate(self, values: Mapping[int, Tensors], micro: int) -> dict[int, dict[str, float]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -78,7 +78,7 @@ def alone(model: Model, world: World, layouts: Mapping[Edge, Sequence[DenseLayou
         make_optimizer=model.workload.optimizer,
         lr_schedule=model.workload.lr_schedule,
         load=MadeUpStates(model.captured.graph),
-        options=MADE_UP,
+        options=replace(MADE_UP, ema=0.5 if model.plan.ema else None),
         pulse=NoPulse(),
     )
     rank.transport.know(layouts)

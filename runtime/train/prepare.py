@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import torch
-from torch.utils import _pytree as pytree
 
 from planner import plan as plans
 from planner import workload as workloads
@@ -27,8 +22,8 @@ from runtime import checkpoint as checkpoints
 from runtime import runfolder
 from runtime import update as updates
 from runtime.checkpoint import Checkpoint, Copies, Facts, Keeping
-from runtime.data import seeded
 from runtime.execute import program_of
+from runtime.loop import check_averages, described, try_evaluation, try_samples
 from runtime.messages import in_order_of
 from runtime.rank import check_supported
 from runtime.runfolder import Job, Paths, check, keep_room, write_whole
@@ -58,12 +53,19 @@ def job_of(plan: Plan, steps: int, settings: dict[str, object]) -> Job:
     return check(replace(Job(steps=steps, deadline_s=deadline), **settings))  # type: ignore[arg-type]
 
 
-def prepare(model: Model, folder: Path, job: Job, refuse: Refuse = lambda _: None) -> tuple[Paths, Job]:
+def prepare(
+    model: Model,
+    folder: Path,
+    job: Job,
+    refuse: Refuse = lambda _: None,
+    warn: Callable[[str], None] | None = None,
+) -> tuple[Paths, Job]:
     """Prepares the folder of a run with all that its ranks read. Nothing more can be wrong with the plan
     afterwards.
 
     A new folder gets checkpoint 0. One that holds checkpoints is resumed from the last sound one.
-    Args: `refuse` raises BadInput where somebody else uses the folder.
+    Args: `refuse` raises BadInput where somebody else uses the folder; `warn` is told why samples cannot be read here,
+        where ranks run on other machines. Without it that is an error.
     Returns: the files of the run, and the job as ranks will read it; this thread holds the folder.
     Raises: BadPlan or BadInput; a new folder is then removed again.
     """
@@ -79,11 +81,15 @@ def prepare(model: Model, folder: Path, job: Job, refuse: Refuse = lambda _: Non
             where="launch",
             allowed="no ema, or a plan with `--fix shard=none` or `shard=state`",
         )
+    check_averages(model.plan, model.captured, job)
     joint = check_optimizer(model.workload, model.captured.graph)
     whole = whole_optimizer(model.workload, model.captured.graph) if shared_by_element(model.plan) else ""
     for found in refused(model.plan, model.captured.graph, joint, whole):
         raise BadPlan(str(found))
     _check_program(model.plan, job)
+    if not job.script:
+        try_evaluation(model.plan, model.captured, job)
+        _try_samples(model, job, warn)
     copies = checkpoints.Copies(job.copies) if job.copies else None
     with runfolder.claimed(folder, refuse) as paths:
         checkpoints.remove_partial(paths.checkpoints)
@@ -98,6 +104,17 @@ def prepare(model: Model, folder: Path, job: Job, refuse: Refuse = lambda _: Non
         else:
             _check_resumed(begin, model, job)
         return paths, _write_folder(model.plan, paths, job)
+
+
+def _try_samples(model: Model, job: Job, warn: Callable[[str], None] | None) -> None:
+    try:
+        said = try_samples(model.plan, model.workload, model.captured, job)
+    except BadInput as error:
+        if warn is None:
+            raise
+        said = f"samples cannot be tried on this machine: {error}"
+    if said:
+        (warn or (lambda what: print(printable(what), file=sys.stderr)))(said)
 
 
 def _fetch(copies: Copies, paths: Paths) -> None:
@@ -166,66 +183,9 @@ def write_start(paths: Paths, model: Model, job: Job) -> Checkpoint:
         sample=0,
         seed=job.seed,
         fingerprint=model.captured.graph.fingerprint,
-        training=described(model, job),
+        training=described(model.plan, model.workload, model.captured, job),
     )
     return checkpoints.write_initial(paths.checkpoints, tensors, facts, model.captured.saved)
-
-
-def described(model: Model, job: Job) -> dict[str, str]:
-    """Returns what makes a training another one beside its model and seed, each thing in a few words.
-
-    What cannot be told here, such as samples that lie on the nodes alone, is left out.
-    """
-    plan, workload = model.plan, model.workload
-    found = {
-        "settings": json.dumps(dict(sorted(plan.model.arguments.items()))),
-        "samples a step": str(plan.batch.samples),
-        "limit of gradients": f"{job.clip_norm} by {job.clip_by}",
-        "precision": plan.precision,
-    }
-    with suppress(Exception):  # whatever user code raises
-        found |= _rates(workload, model.captured)
-    if workload.folder is None:
-        with suppress(Exception):
-            found["samples"] = _samples(workload, job.seed)
-    return found
-
-
-def _rates(workload: Workload, captured: Captured) -> dict[str, str]:
-    """Returns the optimizer and the schedule of its rate, with their settings."""
-    rows = [row for row in captured.graph.parameters if row.trainable]
-    named = [(r.name, torch.nn.Parameter(torch.empty(r.shape, device="meta"))) for r in rows]
-    optimizer = workload.optimizer(iter(named))
-    groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups[:8]]
-    schedule = workload.lr_schedule(optimizer)
-    found = {"optimizer": f"{type(optimizer).__name__} {json.dumps(groups, default=_kind, sort_keys=True)}"}
-    if schedule is not None:
-        state = json.dumps(schedule.state_dict(), default=_kind, sort_keys=True)
-        found["schedule of the rate"] = f"{type(schedule).__name__} {state}"
-    return found
-
-
-def _samples(workload: Workload, seed: int) -> str:
-    """Returns the number of samples, and a digest of the first one where it is read whole."""
-    data, digest = workload.dataset(), hashlib.sha256()
-    with seeded(seed):
-        if data is None:
-            first: object = workload.batch(1)
-        else:
-            digest.update(str(len(data)).encode())  # type: ignore[arg-type]
-            first = None if getattr(data, "regions", False) is True else data[0]  # type: ignore[index]
-    for leaf in pytree.tree_leaves(first):
-        if isinstance(leaf, torch.Tensor | np.ndarray):
-            whole = torch.as_tensor(leaf).detach().cpu().contiguous()
-            digest.update(f"{whole.dtype}{tuple(whole.shape)}".encode())
-            digest.update(whole.reshape(-1).view(torch.uint8).numpy().tobytes())
-        elif isinstance(leaf, str | int | float | bool):
-            digest.update(repr(leaf).encode())
-    return digest.hexdigest()[:16]
-
-
-def _kind(value: object) -> object:
-    return value.tolist() if isinstance(value, torch.Tensor) else type(value).__name__
 
 
 def _check_resumed(begin: Checkpoint, model: Model, job: Job) -> None:
@@ -241,7 +201,7 @@ def _check_resumed(begin: Checkpoint, model: Model, job: Job) -> None:
         raise BadInput(
             f"seed {job.seed}", where=str(begin.folder), allowed=f"{begin.facts.seed}, as it began"
         )
-    now = described(model, job)
+    now = described(model.plan, model.workload, captured, job)
     for what, before in begin.facts.training.items():
         if now.get(what, before) != before:
             told = f": {now[what]} instead of {before}" if what != "samples" else " than those it began with"

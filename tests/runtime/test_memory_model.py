@@ -15,9 +15,10 @@ from planner.cluster import Cluster, Link, Links, NodeGroup
 from planner.errors import BadInput, Infeasible
 from planner.measure import measure
 from planner.milp import Question, solve
-from planner.plan import Plan
+from planner.plan import Plan, dump
 from planner.profile import Profile
 from planner.schedule import FAMILIES
+from planner.verify import violations
 from runtime.execute import with_peak
 from runtime.rank import Rank
 from runtime.rehearse.rehearse import runs
@@ -254,6 +255,28 @@ def test_what_a_stage_sends_that_no_gradient_comes_back_to_is_held_all_step(
     sent = 8 * 64 * 16 * 4
     assert plan.prediction.memory[0].buffers >= sent
     assert 0.75 <= ratios(plan)[0] <= 1.0
+
+
+@pytest.mark.parametrize("family", ["1f1b", "chimera"])
+def test_averages_of_the_parameters_are_in_a_prediction_that_is_asked_for_them(family: str) -> None:
+    arguments, shape = {"size": "tiny"}, {"pipeline": 2, "schedule": family}
+    plain = solved("gpt2", 1, 4, arguments, **shape)
+    cut = [list(stage.layers) for stage in plain.stages]
+    plan = solved("gpt2", 1, 4, arguments, **shape, ema=True, stages=cut)
+    for more, less in zip(plan.prediction.memory, plain.prediction.memory, strict=True):
+        assert more.parameters - less.parameters == less.gradients and more.total > less.total
+    with_averages, without = ratios(plan), ratios(plain)
+    assert 0.7 <= max(with_averages) <= 1.0 and max(without) <= 1.0
+    assert plan.ema and "\nema: true" in dump(plan) and "\nema" not in dump(plain)
+    costs = profile("gpt2", tuple(arguments.items()), 1)
+    assert not violations(plan, profile=costs, cluster=machines(2))
+    claimed = plain.model_copy(update={"ema": True})
+    assert {found.rule for found in violations(claimed, profile=costs, cluster=machines(2))} == {"memory"}
+
+
+def test_averages_are_of_whole_parameters() -> None:
+    with pytest.raises(BadInput, match="ema averages whole parameters, and shard is gradients"):
+        solved("gpt2", 1, 4, {"size": "tiny"}, pipeline=1, data=2, shard="gradients", ema=True)
 
 
 def test_evaluation_holds_no_more_than_training_was_predicted_to(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import functools
+import multiprocessing
+import os
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +19,7 @@ import shardwright as sw
 from planner.capture import LiveLoop, capture
 from planner.errors import BadInput
 from planner.workload import Workload, load
+from planner.workload.served import ServedSamples
 from runtime.data.live import Loaded, Served, live_workload, pair_of
 from runtime.data.stream import mix, permutation, seeded
 from runtime.launch import Run, launch_inline
@@ -75,6 +79,16 @@ def test_samples_that_are_served_are_drawn_under_the_seed_of_who_asks(tmp_path: 
         expected = Noisy()[5]
     inputs, targets = workload.collate([asked])
     assert torch.equal(inputs[0], expected[0]) and torch.equal(targets[0], expected[1])  # type: ignore[index]
+
+
+def test_samples_are_served_on_after_the_notebook_was_interrupted() -> None:
+    path = Served({"train": Loaded(DataLoader(Noisy()))}).start()
+    server = multiprocessing.active_children()[-1]
+    assert server.pid is not None
+    os.kill(server.pid, signal.SIGINT)
+    data = ServedSamples(f"socket:{path}#train:12")
+    inputs, _ = data.joined([data[3]])  # type: ignore[misc]
+    assert inputs.shape == (1, 2)
 
 
 def test_an_error_of_a_served_dataset_is_told_where_it_is_read() -> None:

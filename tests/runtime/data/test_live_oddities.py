@@ -1,0 +1,223 @@
+"""Live models that nobody could build again on a rank train as they stand, or are refused by the path of what hinders."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import prune
+
+from planner.capture import LiveLoop, capture
+from planner.errors import BadInput
+from runtime.data.live import live_workload
+from runtime.launch import launch_inline
+from tests.runtime.plans import plan_for
+
+PAIR = (
+    torch.randn(4, 6, generator=torch.Generator().manual_seed(1)),
+    torch.randint(3, (4,), generator=torch.Generator().manual_seed(2)),
+)
+LOOP = LiveLoop(optimizer=functools.partial(torch.optim.SGD, lr=0.1))
+Change = Callable[[nn.Sequential], object]
+
+
+def base() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Linear(6, 3))
+
+
+class Calls(nn.Module):
+    """A layer that calls a function of the notebook."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+class Adapter(nn.Module):
+    """A frozen layer with a small one beside it, as LoRA adds."""
+
+    def __init__(self, inner: nn.Linear) -> None:
+        super().__init__()
+        self.inner = inner.requires_grad_(False)
+        self.down, self.up = nn.Linear(6, 2, bias=False), nn.Linear(2, 6, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        added: Tensor = self.up(self.down(x))
+        return self.inner(x) + added  # type: ignore[no-any-return]
+
+
+class Through(nn.Module):
+    """Has what its inner module has, by a lookup of its own."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> object:  # type: ignore[override]
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("inner"), name)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)  # type: ignore[no-any-return]
+
+
+class Symmetric(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight.triu() + weight.triu(1).T
+
+
+def put(place: int, make: Callable[[nn.Module], nn.Module]) -> Change:
+    def change(model: nn.Sequential) -> None:
+        model[place] = make(model[place])
+
+    return change
+
+
+def tie(model: nn.Sequential) -> None:
+    model[2].weight = model[0].weight
+
+
+def replace_forward(model: nn.Sequential) -> None:
+    old = model[2].forward
+    model[2].forward = lambda x: 3 * old(x)
+
+
+scale = torch.rand(6)
+TRAIN: dict[str, Change] = {
+    "lambda": put(1, lambda _: Calls(lambda x: 2 * x.relu())),
+    "closure over a tensor": put(1, lambda _: Calls(lambda x: scale * x)),
+    "closure over a module": put(2, lambda inner: Calls(lambda x: inner(x).sin())),
+    "forward hook": lambda m: m[0].register_forward_hook(lambda *row: 1.5 * row[2]),
+    "hook before forward": lambda m: m[2].register_forward_pre_hook(lambda _, given: (given[0] + 1,)),
+    "weight norm": lambda m: nn.utils.parametrizations.weight_norm(m[2]),
+    "spectral norm": lambda m: nn.utils.parametrizations.spectral_norm(m[2]),
+    "parametrization": lambda m: nn.utils.parametrize.register_parametrization(m[2], "weight", Symmetric()),
+    "pruned": lambda m: prune.l1_unstructured(m[2], "weight", 0.5),
+    "lookups of its own": put(2, Through),
+    "adapter": put(2, Adapter),  # type: ignore[arg-type]
+    "exchanged layer": put(1, lambda _: nn.GELU()),
+    "tied afterwards": tie,
+    "frozen part": lambda m: m[0].requires_grad_(False),
+    "another type of numbers": lambda m: m.double(),
+    "forward replaced": replace_forward,
+    "gradients left from before": lambda m: nn.functional.cross_entropy(m(PAIR[0]), PAIR[1]).backward(),
+    "in evaluation mode": lambda m: m.eval(),
+}
+
+
+@pytest.mark.parametrize("name", TRAIN)
+def test_a_model_that_was_changed_trains_as_it_stands(name: str, tmp_path: Path) -> None:
+    model, twin = base(), base()
+    for each in (model, twin):
+        torch.manual_seed(1)
+        TRAIN[name](each)
+    before = copy.deepcopy(dict(model.state_dict()))
+    pair = (PAIR[0].to(next(model.parameters()).dtype), PAIR[1])
+    workload = live_workload(model, pair, nn.functional.cross_entropy, None, LOOP, tmp_path / "m.model")
+    plan = plan_for(capture(workload).graph, workload.name, workers=1, micros=1, micro=4)
+    found = launch_inline(plan, tmp_path / "run", steps=3).losses
+    trained = [parameter for parameter in twin.parameters() if parameter.requires_grad]
+    optimizer, losses = torch.optim.SGD(trained, lr=0.1), []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(twin.train()(pair[0]), pair[1])
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert list(found.values()) == pytest.approx(losses, rel=1e-5)
+    assert all(torch.equal(x, before[key]) for key, x in model.state_dict().items())
+
+
+class Logs(nn.Module):
+    def __init__(self, log: IO[str], inner: nn.Module) -> None:
+        super().__init__()
+        self.log, self.inner = log, inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.log.write("called\n")
+        return self.inner(x)  # type: ignore[no-any-return]
+
+
+class Counts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x * self.calls
+
+
+class Clip(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return gradient.clamp(-1, 1)
+
+
+def opened() -> IO[str]:
+    return Path("log").open("w")
+
+
+def share(model: nn.Sequential) -> None:
+    model[2].weight.data = model[0].weight.data
+
+
+def inferred(model: nn.Sequential) -> None:
+    with torch.inference_mode():
+        model[2] = nn.Linear(6, 6)
+
+
+elsewhere = torch.rand(6, device="meta")  # stands for a tensor on a GPU
+REFUSED: dict[str, tuple[Change, str]] = {
+    "open file": (put(2, lambda inner: Logs(opened(), inner)), r"'2\.log' \(a file at"),
+    "counter": (put(1, lambda _: Counts()), r"changes '1\.calls'"),
+    "tensor elsewhere": (put(1, lambda _: Calls(lambda x: elsewhere * x)), "module '1'.*two devices"),
+    "own backward": (put(1, lambda _: Calls(Clip.apply)), "module '1': 'Clip', code of yours"),
+    "hook on gradients": (
+        lambda m: m[2].register_full_backward_hook(lambda *row: row[1]),
+        "module '2' has a hook on its gradients",
+    ),
+    "hook of a parameter": (
+        lambda m: m[2].weight.register_hook(lambda gradient: gradient / 2),
+        r"the gradient of parameter '2\.weight' has a hook",
+    ),
+    "two in one memory": (
+        share,
+        r"parameters '0\.weight' and '2\.weight' are two and lie in the same memory",
+    ),
+    "no values": (lambda m: m[2].to("meta"), r"parameter '2\.weight' is on the meta device"),
+    "made for inference": (inferred, r"parameter '2\.weight' was made under torch\.inference_mode"),
+    "lazy": (put(2, lambda _: nn.LazyLinear(6)), "module '2' is lazy"),
+    "compiled to TorchScript": (put(2, lambda inner: torch.jit.script(inner)), "module '2' is TorchScript"),
+    "one part in evaluation mode": (lambda m: m[2].eval(), "module '2' is in evaluation mode"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_plan_would_not_do_is_refused_by_its_path_before_anything_is_written(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    change, words = REFUSED[name]
+    model = base()
+    change(model)
+    with pytest.raises(BadInput, match=words):
+        live_workload(model, PAIR, nn.functional.cross_entropy, None, LOOP, tmp_path / "m.model")
+    assert not (tmp_path / "m.model").exists()
