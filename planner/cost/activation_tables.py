@@ -74,6 +74,25 @@ class Walking:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class Working:
+    """The bytes while each layer of a stage runs, from which its workspace follows."""
+
+    entered: IntArray  # [i, j] what came in and what is told, less what is saved
+    during: IntArray  # [i, layer]
+    waits: Sequence[tuple[int, IntArray]]
+    early: Sequence[_Early]
+
+    def most(self, more: IntArray) -> IntArray:
+        """Returns [i, j] the bytes on top of what is saved at the moment of the highest use.
+
+        Args: `more` [i, layer] are there besides while a layer runs, in a stage from layer i on.
+        """
+        return _on_top(
+            self.entered + _over_layers_waiting(self.during + more, self.waits, self.early), LOOK_BYTES
+        )
+
+
 def moving(
     graph: ModelGraph,
     costs: Sequence[LayerCost],
@@ -81,8 +100,8 @@ def moving(
     *,
     saved: IntArray,
     entered: IntArray,
-) -> tuple[Moving, Walking]:
-    """Returns the tables of StageBytes that follow from Values and costs, and those of stages that walk.
+) -> tuple[Moving, Walking, Working]:
+    """Returns the tables of StageBytes that follow from Values and costs, those of stages that walk, and working bytes.
 
     Args: `costs` has one row a layer, `size_of` the bytes of every Value. `saved` and `entered` are `[i, j]` as in
         Tables.
@@ -98,7 +117,8 @@ def moving(
     told = np.zeros(len(held), np.int64)
     told[-1] = sum(size_of[name] for name in graph.layers[-1].outputs)
     waits, early = waiting_from(reused(graph), len(costs)), _early(graph, size_of)
-    workspace = _on_top(entered + told + _over_layers_waiting(during, waits, early) - saved, LOOK_BYTES)
+    working = Working(entered + told - saved, during, waits, early)
+    workspace = working.most(np.zeros_like(during))
     halved = entered + told + held + _over_layers(during - held[1:], early)
     weighed = _over_layers(np.broadcast_to(held[1:] + work, during.shape)) - held
     stored = HalvesBytes(
@@ -112,21 +132,25 @@ def moving(
     if stages.any():
         walked = _walked(graph, costs, size_of, saved, returning, told, on_top, workspace, early)
     walking = Walking(stages=stages, halves=walked)
-    return Moving(
-        **vars(walking.chosen(stored)),
-        workspace=workspace,
-        shared=shared,
-        arriving=arriving - near,
-        near=near,
-        crossing=np.triu(crossing, 1),
-        sent=sent - handed,
-        handed=handed,
-        following=following,
-        carried=carried,
-        returning=returning - back,
-        back=back,
-        far=far,
-    ), walking
+    return (
+        Moving(
+            **vars(walking.chosen(stored)),
+            workspace=workspace,
+            shared=shared,
+            arriving=arriving - near,
+            near=near,
+            crossing=np.triu(crossing, 1),
+            sent=sent - handed,
+            handed=handed,
+            following=following,
+            carried=carried,
+            returning=returning - back,
+            back=back,
+            far=far,
+        ),
+        walking,
+        working,
+    )
 
 
 def _walked(
