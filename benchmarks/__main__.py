@@ -123,6 +123,9 @@ def main() -> int:
             failed += 1
             print(result, file=sys.stderr, flush=True)
             _write({**there, name: f"## {name}\n\n{MISSED} {result}\n"})
+        elif result.part:
+            print(markdown(result))
+            print(f"{name}: a part of it was judged. {RESULTS.name} keeps what it has.", file=sys.stderr)
         elif result.tables or name not in there:
             _write({**there, name: markdown(result)})
         else:

@@ -38,6 +38,7 @@ class Result:
     machine: dict[str, Cell] = field(default_factory=lambda: machine())
     seconds: float = 0.0
     quick: bool = False
+    part: bool = False  # of what the benchmark judges: RESULTS.md keeps what it has of the whole
 
 
 def machine() -> dict[str, Cell]:

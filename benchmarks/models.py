@@ -56,6 +56,11 @@ class Choice:
     jobs: int = 1
     plans: bool = True
 
+    @property
+    def narrowed(self) -> bool:
+        """Returns whether families, names or plans are left out that the benchmark judges."""
+        return bool(set(self.only) != set(FAMILIES) or self.names or not self.plans)
+
 
 Row = tuple[str, Verdict]  # with its family
 
@@ -246,6 +251,7 @@ def result_of(choice: Choice, quick: bool) -> Result:
         claim=" ".join([CLAIM, *(f"Not judged here: {note}." for note in notes)]),
         missed=missed(rows, *(table.rows for table in sized)),
         tables=[table, rest, *sized],
+        part=choice.narrowed or (choice.each > 0 and not quick),
     )
 
 

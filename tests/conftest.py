@@ -51,7 +51,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    terminalreporter.write_line(f"matrices drawn by SHARDWRIGHT_TEST_SEED={draws.SEED}")
+    terminalreporter.write_line(f"matrices drawn by SHARDWRIGHT_TEST_SEED={draws.ASKED}")
 
 
 @pytest.fixture(autouse=True)

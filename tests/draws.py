@@ -1,6 +1,6 @@
 """What tests take of a matrix that is too large for them: a sample by seed that covers every kind of case.
 
-SHARDWRIGHT_TEST_SEED draws another; the whole of each matrix runs in `make bench`.
+SHARDWRIGHT_TEST_SEED draws another, and `all` takes the whole of each matrix, as `make bench` does.
 """
 
 from __future__ import annotations
@@ -10,13 +10,17 @@ from collections.abc import Callable, Hashable, Iterable
 from random import Random
 from typing import TypeVar
 
-SEED = int(os.environ.get("SHARDWRIGHT_TEST_SEED", "0"))
+ASKED = os.environ.get("SHARDWRIGHT_TEST_SEED", "0")
+WHOLE = ASKED == "all"
+SEED = 0 if WHOLE else int(ASKED)
 T = TypeVar("T")
 
 
 def covering(cases: Iterable[T], kinds: Callable[[T], Iterable[Hashable]], least: int = 0) -> list[T]:
     """As few drawn cases as a greedy choice takes to have every kind at least once; never fewer than `least`."""
     left = list(cases)
+    if WHOLE:
+        return left
     Random(SEED).shuffle(left)
     missing = {kind for case in left for kind in kinds(case)}
     found: list[T] = []
@@ -26,6 +30,17 @@ def covering(cases: Iterable[T], kinds: Callable[[T], Iterable[Hashable]], least
         missing -= set(kinds(best))
         found.append(best)
     return found
+
+
+def part(cases: Iterable[T], count: int) -> list[T]:
+    """So many of the cases, in their order; so many seeds in a row as it takes have each case in one of them."""
+    every = list(cases)
+    if WHOLE or count >= len(every):
+        return every
+    order = list(range(len(every)))
+    Random(len(every)).shuffle(order)
+    drawn = {order[(SEED * count + i) % len(every)] for i in range(count)}
+    return [every[i] for i in sorted(drawn)]
 
 
 def numbers(count: int) -> range:

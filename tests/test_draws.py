@@ -23,6 +23,23 @@ def test_as_many_as_are_asked_for_are_drawn() -> None:
     assert sorted(draws.covering(CASES, kinds=lambda case: case, least=1000)) == CASES
 
 
+@pytest.mark.parametrize("count", [1, 4, 7])
+def test_seeds_in_a_row_draw_every_case_in_parts(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = set()
+    for seed in range(-(-len(CASES) // count)):
+        monkeypatch.setattr(draws, "SEED", seed)
+        own = draws.part(CASES, count)
+        assert len(own) == len(set(own)) == count and own == sorted(own)
+        found |= set(own)
+    assert found == set(CASES)
+    assert draws.part(CASES, len(CASES)) == CASES
+
+
+def test_the_whole_of_a_matrix_is_taken_where_all_of_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draws, "WHOLE", True)
+    assert draws.part(CASES, 2) == CASES == draws.covering(CASES, kinds=lambda case: case)
+
+
 def test_the_same_seed_draws_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     first = draws.covering(CASES, kinds=lambda case: case)
     assert first == draws.covering(CASES, kinds=lambda case: case)

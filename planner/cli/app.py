@@ -6,9 +6,9 @@ import inspect
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from importlib import metadata
 from itertools import takewhile
 from pathlib import Path
@@ -94,26 +94,39 @@ def add_command(
     about: str,
     example: str,
 ) -> None:
-    """Field names are those of the options, types are `Annotated` with what Typer is to know of them."""
-    hints = get_type_hints(options, include_extras=True)
+    """Adds a command whose options are the fields of a dataclass.
+
+    Args: names of fields are those of the options, and types are `Annotated` with what Typer is to know of them. A
+      field that is a dataclass itself is a group of options that commands share.
+    """
+    parameters = list(_parameters(options))
 
     def call(**given: Any) -> None:  # of the types of the fields, as Typer has checked
-        run(options(**given))
+        run(_filled(options, given))
 
     call.__doc__ = about
-    call.__annotations__ = {field.name: hints[field.name] for field in fields(options)}
-    call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [
-            inspect.Parameter(
-                field.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=inspect.Parameter.empty if field.default is MISSING else field.default,
-                annotation=hints[field.name],
-            )
-            for field in fields(options)
-        ]
-    )
+    call.__annotations__ = {each.name: each.annotation for each in parameters}
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     app.command(name, epilog=f"Example: {example}")(call)
+
+
+def _parameters(options: type[Any]) -> Iterator[inspect.Parameter]:
+    hints = get_type_hints(options, include_extras=True)
+    for field in fields(options):
+        hint = hints[field.name]
+        if is_dataclass(hint):
+            yield from _parameters(cast(type[Any], hint))
+            continue
+        default = inspect.Parameter.empty if field.default is MISSING else field.default
+        yield inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+
+
+def _filled(options: type[Options], given: Mapping[str, Any]) -> Options:
+    hints, values = get_type_hints(options), dict[str, Any]()
+    for field in fields(options):
+        hint = hints[field.name]
+        values[field.name] = _filled(cast(Any, hint), given) if is_dataclass(hint) else given[field.name]
+    return options(**values)
 
 
 def app(about: str) -> typer.Typer:

@@ -1,4 +1,4 @@
-"""The commands that look at a plan file: verify, show and simulate."""
+"""The commands that look at plans and runs: verify, show, simulate and report; calibrate learns from runs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from planner import files, terminal
-from planner.cli.app import Force, Json, PlanFile, Tools
+from planner import files, terminal, units
+from planner.cli.app import Force, Json, Out, PlanFile, Tools
 from planner.errors import BadInput, BadPlan
 
 if TYPE_CHECKING:
@@ -80,7 +80,6 @@ def _contents(file: Path, proof: bool) -> tuple[dict[str, object], str]:
     from planner import cluster as clusters
     from planner import files, show
     from planner import profile as profiles
-    from planner.cli import calibrate
 
     text = files.read_text(file, max_bytes=profiles.MOST_BYTES)
     keys = set(files.parse_document(text, name=str(file)))
@@ -96,7 +95,7 @@ def _contents(file: Path, proof: bool) -> tuple[dict[str, object], str]:
         return {"workload": profile.workload, "device": profile.device}, show.text(profile)
     if "rests_on" in keys:
         known = clusters.load_corrections(file)
-        return known.model_dump(mode="json"), calibrate.text(known)
+        return known.model_dump(mode="json"), corrections_text(known)
     raise BadInput(
         "is no plan, profile, cluster or calibration",
         where=str(file),
@@ -133,3 +132,151 @@ def simulate(
         files.write_whole(svg, show.svg(timeline))
     data = {"makespan_ns": timeline.makespan_ns, "period_ns": period_of_plan(loaded)}
     terminal.Output(as_json=as_json).result(data, lambda: show.terminal(timeline))
+
+
+if TYPE_CHECKING:
+    from planner.explore import Frontier
+    from planner.plan import Plan
+    from planner.profile import Profile
+    from planner.simulate import RunRecord
+
+
+def register_report(app: typer.Typer, record: Callable[[Path], RunRecord]) -> None:
+    """`record` reads a run folder, which is the runtime's business."""
+
+    def report(
+        plan: PlanFile,
+        run: Annotated[
+            Path | None, typer.Argument(help="its run folder: measured beside predicted", metavar="[RUN]")
+        ] = None,
+        profile: Annotated[Path | None, typer.Option(help="memory over time, and every layer's cost")] = None,
+        cluster: Annotated[Path | None, typer.Option(help="the machines, for --frontier")] = None,
+        frontier: Annotated[
+            bool, typer.Option("--frontier", help="solve for less memory and fewer devices too")
+        ] = False,
+        output: Out = None,
+        force: Force = False,
+        as_json: Json = False,
+    ) -> None:
+        """Write a plan, its proof and its run as one page for a browser."""
+        from planner import profile as profiles
+        from planner.report import Contents, render
+
+        out = terminal.Output(as_json=as_json)
+        path = output or Path(f"{plan.stem}-report.html")
+        files.refuse_overwrite(path, force)
+        chosen = right_plan(plan)
+        costs = profiles.load(profile) if profile is not None else None
+        found = Contents(
+            plan=chosen,
+            run=record(run) if run is not None else None,
+            profile=costs,
+            frontier=_frontier(chosen, costs, cluster) if frontier else None,
+        )
+        files.write_whole(path, render(found))
+        data = {"report": str(path), "plan": str(plan), "run": str(run) if run is not None else None}
+        out.result(data, lambda: f"written to {path}: open it in a browser")
+
+    app.command(
+        "report",
+        epilog="Example: shardwright report plan.yaml runs/gpt2-plan-20260101-120000 --profile profile.yaml -o report.html",
+    )(report)
+
+
+def _frontier(plan: Plan, costs: Profile | None, cluster: Path | None) -> Frontier:
+    from planner import cluster as clusters
+    from planner.explore import frontier as trace
+    from planner.milp import Question
+
+    if costs is None or cluster is None:
+        raise BadInput("--frontier solves again", allowed="together with --profile and --cluster")
+    question = Question(
+        profile=costs,
+        cluster=clusters.load(cluster),
+        batch=plan.batch.samples,
+        precision=plan.precision,
+        execution=plan.execution,
+    )
+    with terminal.patient("solving for less memory and fewer devices"):
+        return trace(question)
+
+
+if TYPE_CHECKING:
+    from planner.calibrate import Observation
+    from planner.cluster import Cluster, Corrections, MemoryCorrection
+
+Observe = Callable[[Path], "Observation"]
+
+
+def register_calibrate(app: typer.Typer, observe: Observe) -> None:
+    app.command("calibrate", epilog="Example: shardwright calibrate runs/gpt2-plan-20260101-120000")(
+        _command(observe)
+    )
+
+
+def _command(observe: Observe) -> Callable[..., None]:
+    def calibrate(
+        runs: Annotated[list[Path], typer.Argument(help="folders of finished runs", metavar="RUN...")],
+        output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="where to write")] = Path(
+            "calibration.yaml"
+        ),
+        force: Force = False,
+        as_json: Json = False,
+    ) -> None:
+        """Fit what the costs get wrong to the traces of runs, with the error that is left."""
+        from planner import calibrate as lessons
+        from planner import cluster as clusters
+
+        files.refuse_overwrite(output, force)
+        found = lessons.fit([observe(folder) for folder in runs])
+        files.write_whole(output, clusters.dump_corrections(found))
+        data = {"calibration": str(output), **found.model_dump(mode="json", exclude_none=True)}
+        terminal.Output(as_json=as_json).result(
+            data, lambda: f"{corrections_text(found)}\n\nwritten to {output}"
+        )
+
+    return calibrate
+
+
+def corrections_text(found: Corrections) -> str:
+    from planner.cluster import PARTS
+
+    names = (*dict.fromkeys(PARTS.values()), "hop", "sum")
+    rows = [
+        (
+            name,
+            units.format_duration(row.start_s * 1e9),
+            f"{row.factor:.4g}",
+            f"{row.spread:.1%}",
+            str(row.samples),
+        )
+        for name in names
+        if (row := getattr(found, name)) is not None
+    ]
+    table = terminal.columns(rows, ("time", "starts at", "factor", "spread", "from"))
+    memory = "" if found.memory is None else f"\n{_memory(found.memory)}"
+    return f"steps are then off by about {found.step_spread:.1%}; by {found.summary}\n\n{table}{memory}"
+
+
+def _memory(found: MemoryCorrection) -> str:
+    start = f"{units.format_bytes(found.start_bytes)} + " if found.start_bytes else ""
+    return (
+        f"a device's peak is {start}{found.factor:.4g} times the predicted one, up to {found.spread:.1%} more"
+    )
+
+
+def corrected_machines(
+    machines: Cluster, calibration: Path | None, run: Path | None, observe: Observe
+) -> Cluster:
+    """The machines with what runs have shown of them: those of a file, or one run alone."""
+    from planner import calibrate as lessons
+    from planner import cluster as clusters
+    from planner.errors import BadInput
+
+    if calibration is not None and run is not None:
+        raise BadInput("--calibration and --replan-from exclude each other")
+    if calibration is not None:
+        return lessons.with_corrections(machines, clusters.load_corrections(calibration))
+    if run is not None:
+        return lessons.with_corrections(machines, lessons.fit([observe(run)]))
+    return machines

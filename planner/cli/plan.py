@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planner import files, terminal
-from planner.cli import calibrate
 from planner.cli.app import Force, Json, Measure, Set, add_command
+from planner.cli.inspect import Observe, corrected_machines
 from planner.errors import BadInput
 
 if TYPE_CHECKING:
@@ -102,22 +102,20 @@ class PlanOptions:
         return path
 
 
-def register_plan(app: typer.Typer, measure: Measure, observe: calibrate.Observe) -> None:
+def register_plan(app: typer.Typer, measure: Measure, observe: Observe) -> None:
     about = "Find the fastest plan that fits, with a proof."
     add_command(
         app, "plan", PlanOptions, lambda given: plan(given, measure, observe), about=about, example=EXAMPLE
     )
 
 
-def plan(given: PlanOptions, measure: Measure, observe: calibrate.Observe) -> None:
+def plan(given: PlanOptions, measure: Measure, observe: Observe) -> None:
     from planner import cluster as clusters
     from planner.milp import Question, effort_named, pins
     from planner.workload import parse_settings
 
     goal, effort = _goal(given.batch, given.devices, given.frontier), effort_named(given.effort)
-    machines = calibrate.corrected_machines(
-        clusters.load(given.cluster), given.calibration, given.replan_from, observe
-    )
+    machines = corrected_machines(clusters.load(given.cluster), given.calibration, given.replan_from, observe)
     fixed = _fixed(parse_settings(given.fix or [], "--fix"), goal)
     # Before anything is measured: what means nothing, and what cannot be written.
     pinned = pins(fixed, given.families)

@@ -11,9 +11,8 @@ import typer
 
 from planner import files, terminal
 from planner.cli import plan
-from planner.cli import report as reporting
 from planner.cli.app import Force, Json, Measure, Out, Set, Tools, add_command
-from planner.cli.inspect import _show_command, simulate, verify
+from planner.cli.inspect import _show_command, register_report, simulate, verify
 from planner.cli.scavenge import register_scavenge
 from planner.errors import BadInput
 
@@ -35,7 +34,7 @@ def register(app: typer.Typer, tools: Tools) -> None:
     app.command("verify", epilog="Example: shardwright verify plan.yaml --profile gpt2.yaml")(verify)
     app.command("show", epilog="Example: shardwright show plan.yaml")(_show_command(tools))
     app.command("simulate", epilog="Example: shardwright simulate plan.yaml --svg timeline.svg")(simulate)
-    reporting.register_report(app, tools.record)
+    register_report(app, tools.record)
     register_scavenge(app)
 
 

@@ -2,11 +2,22 @@
 
 In goes what `planner.capture` found in a module, or the mapping in a profile file (`graph_from_dict`). Out comes a
 `ModelGraph`, and what crosses the boundaries between stages (`crossings`).
-Start reading in `graph.py`; `check.py` refuses files whose tables do not agree, `limits.py` says what a model does not
+Start reading in `graph.py`; `check.py` refuses files whose tables do not agree, and says what a model does not
 allow of a plan.
 """
 
-from planner.model.check import alone, dependences, graph_from_dict, inconsistency, misplaced, served
+from planner.model.check import (
+    ONE_HOLDER,
+    ONE_STAGE,
+    alone,
+    dependences,
+    graph_from_dict,
+    inconsistency,
+    misplaced,
+    one_holder,
+    refusals,
+    served,
+)
 from planner.model.graph import (
     Buffer,
     BufferUpdate,
@@ -17,7 +28,6 @@ from planner.model.graph import (
     crossings,
     stage_of_layers,
 )
-from planner.model.limits import ONE_HOLDER, ONE_STAGE, one_holder, refusals
 
 __all__ = [
     "ONE_HOLDER",

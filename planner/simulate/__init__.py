@@ -18,8 +18,8 @@ from planner.simulate.peaks import (
     undominated,
 )
 from planner.simulate.period import Bound, critical_counts, critical_path, period
-from planner.simulate.run_record import RunRecord
 from planner.simulate.simulate import (
+    RunRecord,
     period_of_plan,
     period_of_replica,
     simulate,

@@ -18,18 +18,23 @@ Terms:
 
 Files below this one: `longest_path.py` (ends of all events), `period.py` (steps in stride), `peaks.py` and
 `lifetimes.py` (bytes in use along each worker's order).
+
+A `RunRecord` is a run as the planner sees it: its plan, what every rank did when, and its losses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from planner.arrays import IntArray
 from planner.errors import BadInput
-from planner.plan import Plan, distinct_replicas, schedule_of, times_of
+from planner.plan import Plan, coordinates, distinct_replicas, ranks_of_worker, schedule_of, times_of
 from planner.schedule import check_schedule, updates_at_use
+from planner.shown import Shown
 from planner.simulate.lifetimes import StageBytes
 from planner.simulate.longest_path import (
     Compiled,
@@ -41,7 +46,7 @@ from planner.simulate.longest_path import (
 )
 from planner.simulate.peaks import bytes_in_use, weights
 from planner.simulate.period import period
-from planner.timeline import Timeline, concatenate
+from planner.timeline import WARM_UP_STEPS, Comparison, Timeline, compare, concatenate
 
 _STRIDES = 4
 
@@ -146,3 +151,66 @@ def _timeline(
         memory_ns=np.stack([start[:n], end[:n]], axis=1).ravel(),
         memory_bytes=in_use,
     )
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RunRecord(Shown):
+    """A finished or interrupted run: its plan, its measured timeline and its losses, for comparison and calibration."""
+
+    folder: str
+    state: str
+    plan: Plan
+    measured: Timeline
+    losses: Mapping[int, float]  # by step, from 1
+    machine: str = ""  # a sentence where the machine was busy with other work
+
+    @cached_property
+    def steps(self) -> tuple[int, ...]:
+        """Returns the measured steps, without the warm-up where more steps came after it."""
+        return tuple(self.measured.steps_after(WARM_UP_STEPS))
+
+    @cached_property
+    def predicted(self) -> Timeline:
+        """Returns the timeline of one step by the plan's own times."""
+        return simulate_plan(self.plan)
+
+    @cached_property
+    def comparison(self) -> Comparison:
+        """Returns the plan's steps in stride against the measured steps, without the warm-up."""
+        every = len(set(self.measured.step.tolist()))
+        return compare(simulate_in_stride(self.plan), self.measured, skip_steps=every - len(self.steps))
+
+    @cached_property
+    def typical_step(self) -> int:
+        """Returns the step of median length."""
+        if not self.steps:
+            raise BadInput("has no trace: no rank finished a step", where=self.folder)
+        lengths = self.measured.step_lengths()
+        by_length = sorted(self.steps, key=lambda step: (lengths[step], step))
+        return by_length[(len(by_length) - 1) // 2]
+
+    @cached_property
+    def slowest_group(self) -> tuple[int, ...]:
+        """Returns the ranks, one a worker, of the replica and shard that ended last in the typical step."""
+        step = self.measured.of_step(self.typical_step)
+        last = int(step.rank[step.end_ns.argmax()])
+        at = coordinates(self.plan.axes, last)
+        position = ranks_of_worker(self.plan.axes, at.pipeline).index(last)
+        workers = range(self.plan.axes.pipeline)
+        return tuple(ranks_of_worker(self.plan.axes, worker)[position] for worker in workers)
+
+    def to_rows(self) -> list[dict[str, object]]:
+        """Returns one dictionary a step with its loss and length in nanoseconds; the warm-up is included."""
+        lengths = self.measured.step_lengths()
+        return [
+            {"step": n, "loss": self.losses.get(n), "step_ns": took} for n, took in sorted(lengths.items())
+        ]
+
+    def to_dict(self) -> dict[str, object]:
+        """Returns the steps and the comparison as plain data."""
+        return {
+            "folder": self.folder,
+            "state": self.state,
+            "steps": self.to_rows(),
+            **self.comparison.to_dict(),
+        }

@@ -2,12 +2,19 @@
 
 In go results, notes, errors, progress and tables; out goes text. Results go to standard output, all else to standard
 error.
-Start reading in `console.py`; `progress.py` shows how far a long task is and `tables.py` sets columns.
+Start reading in `console.py`; `progress.py` shows how far a long task is.
 """
 
-from planner.terminal.console import Output, answers_alone, grids, patient, report_error, whole_numbers
+from planner.terminal.console import (
+    Output,
+    answers_alone,
+    columns,
+    grids,
+    patient,
+    report_error,
+    whole_numbers,
+)
 from planner.terminal.progress import Report
-from planner.terminal.tables import columns
 
 __all__ = [
     "Output",

@@ -5,8 +5,8 @@ people, or one JSON object.
 Start reading in `launch.py` and `runs.py`. Each command imports what it needs when it runs.
 """
 
-from runtime.cli.doctor import backward_split, spatial_split, tools
 from runtime.cli.launch import register
+from runtime.cli.planner_tools import backward_split, spatial_split, tools
 
 __all__ = [
     "backward_split",

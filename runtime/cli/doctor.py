@@ -1,8 +1,4 @@
-"""Checks what is installed here and what is missing, and says what to type.
-
-The tools of the runtime that the planner's commands use. They are handed over as values, and imported when
-used.
-"""
+"""Checks what is installed here and what is missing, and says what to type."""
 
 from __future__ import annotations
 
@@ -12,11 +8,11 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from planner.errors import ShardwrightError
 from planner.units import format_bytes
@@ -137,73 +133,3 @@ def well(found: list[Finding]) -> bool:
     Args: things that are absent but not always needed are no fault.
     """
     return all(finding.state != "wrong" for finding in found)
-
-
-if TYPE_CHECKING:
-    from planner.calibrate import Observation
-    from planner.cli import Tools
-    from planner.measure import BackwardSplit, SpatialSplit
-    from planner.simulate import RunRecord
-
-
-def tools() -> Tools:
-    """Returns the tools that the planner's commands need of the runtime."""
-    from planner.cli import Tools
-
-    return Tools(
-        backward_split=backward_split,
-        spatial_split=spatial_split,
-        observe=_observe,
-        show_run=_show_run,
-        record=_record,
-        profile_by_slurm=_profile_by_slurm,
-    )
-
-
-def backward_split() -> BackwardSplit:
-    """Returns the way to time the halves of a backward pass."""
-    from runtime.stage import Split
-
-    return Split()
-
-
-def spatial_split() -> SpatialSplit:
-    """Returns the way to time one shard of a layer alone."""
-    from runtime.spatial import AloneShard
-
-    return AloneShard()
-
-
-def _observe(folder: Path) -> Observation:
-    from runtime.launch import observation
-
-    return observation(folder)
-
-
-def _record(folder: Path) -> RunRecord:
-    from runtime import launch as launching
-
-    return launching.record(folder)
-
-
-def _show_run(folder: Path) -> tuple[dict[str, object], str]:
-    from runtime import launch as launching
-
-    found = launching.comparison(folder)
-    return launching.as_dict(found), launching.comparison_text(found, launching.notes(folder, found))
-
-
-def _profile_by_slurm(
-    words: Sequence[str],
-    output: Path,
-    *,
-    cuda: bool,
-    force: bool,
-    sbatch: Sequence[str],
-    note: Callable[[str], None],
-) -> list[Path]:
-    from runtime import slurm
-    from runtime.cli import slurm as slurm_options
-
-    options = slurm_options.chosen(None, sbatch=list(sbatch), time=None)
-    return slurm.run(words, output, options, cuda=cuda, force=force, note=note)

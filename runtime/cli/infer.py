@@ -64,15 +64,7 @@ class InferOptions:
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="print chunk, margin, overcompute, tasks, hours; do nothing")
     ] = False
-    partition: slurm_options.Partition = None
-    account: slurm_options.Account = None
-    qos: slurm_options.Qos = None
-    time: slurm_options.Time = None
-    constraint: slurm_options.Constraint = None
-    job_name: slurm_options.JobName = None
-    dependency: slurm_options.Dependency = None
-    sbatch: slurm_options.Sbatch = None
-    site: slurm_options.Site = None
+    job: slurm_options.JobOptions
     as_json: Json = False
 
 
@@ -99,38 +91,14 @@ def _check(options: InferOptions) -> None:
     if options.array < 1:
         raise BadInput(f"{options.array}", where="--array", allowed="1 or more")
     if not options.on_slurm:
-        words = (
-            "partition",
-            "account",
-            "qos",
-            "time",
-            "constraint",
-            "job_name",
-            "dependency",
-            "sbatch",
-            "site",
-        )
-        given = {word: getattr(options, word) for word in words}
-        slurm_options.refuse_without(
-            "--slurm", given | {"array": options.array if options.array > 1 else None}
-        )
+        array = options.array if options.array > 1 else None
+        slurm_options.refuse_without("--slurm", vars(options.job) | {"array": array})
 
 
 def _queue(options: InferOptions, plan: InferPlan, out: terminal.Output) -> None:
     from runtime import infer as inference
 
-    chosen = slurm_options.chosen(
-        options.site,
-        sbatch=options.sbatch,
-        time=options.time,
-        partition=options.partition,
-        account=options.account,
-        qos=options.qos,
-        constraint=options.constraint,
-        job_name=options.job_name,
-        dependency=options.dependency,
-    )
-    folder, said = inference.queue(plan, options.array, chosen, test=options.dry_run)
+    folder, said = inference.queue(plan, options.array, options.job.over_site(), test=options.dry_run)
     if options.dry_run:
         out.result(plan.facts() | {"script": said}, lambda: f"{plan.text()}\n\n{said}")
         return

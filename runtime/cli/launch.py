@@ -99,9 +99,7 @@ def _settings(given: LaunchOptions, plan: Plan, folder: Path, backend: Backend) 
 
 
 def _as_a_job(given: LaunchOptions, plan: Plan, folder: Path, settings: dict[str, Any]) -> None:
-    options = slurm_options.chosen(
-        given.site, sbatch=given.sbatch, time=given.time, restarts=given.restarts, **given.words
-    )
+    options = given.job.over_site(given.restarts)
     nodes = slurm_options.flexible(given.elastic, given.profile, given.cluster, given.fix)
     name, out = given.plan.stem, given.out
     if given.dry_run or given.check:

@@ -90,15 +90,7 @@ class LaunchOptions:
     )
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the batch script and do nothing")] = False
     check: Annotated[bool, typer.Option("--check", help="ask SLURM about the script, queue nothing")] = False
-    partition: slurm_options.Partition = None
-    account: slurm_options.Account = None
-    qos: slurm_options.Qos = None
-    time: slurm_options.Time = None
-    constraint: slurm_options.Constraint = None
-    job_name: slurm_options.JobName = None
-    dependency: slurm_options.Dependency = None
-    sbatch: slurm_options.Sbatch = None
-    site: slurm_options.Site = None
+    job: slurm_options.JobOptions
     elastic: slurm_options.ElasticNodes = None
     profile: slurm_options.Profile = None
     cluster: slurm_options.Machines = None
@@ -110,14 +102,9 @@ class LaunchOptions:
         return terminal.Output(as_json=self.as_json)
 
     @property
-    def words(self) -> dict[str, str | None]:
-        """Returns the options with SLURM's own words for values."""
-        return self.named("partition", "account", "qos", "constraint", "job_name", "dependency")
-
-    @property
     def of_slurm(self) -> dict[str, object]:
         """Returns all options that only a job has."""
-        return self.words | self.named("time", "sbatch", "site", "elastic", "dry_run", "check")
+        return vars(self.job) | self.named("elastic", "dry_run", "check")
 
     @property
     def planning(self) -> dict[str, object]:

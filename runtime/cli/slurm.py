@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,16 +21,6 @@ if TYPE_CHECKING:
     from runtime.slurm import Elastic, Options
 
 Text = str | None
-Partition = Annotated[Text, typer.Option(help="SLURM's; several with commas", metavar="NAMES")]
-Account = Annotated[Text, typer.Option(help="SLURM's account", metavar="NAME")]
-Qos = Annotated[Text, typer.Option(help="SLURM's quality of service", metavar="NAME")]
-Time = Annotated[Text, typer.Option(help="limit: minutes, HH:MM:SS or D-HH:MM:SS", metavar="TIME")]
-Constraint = Annotated[Text, typer.Option(help="features that nodes must have", metavar="TEXT")]
-JobName = Annotated[Text, typer.Option("--job-name", help="the plan's name when left out", metavar="NAME")]
-Dependency = Annotated[Text, typer.Option(help="such as afterok:1234", metavar="TEXT")]
-Sbatch = Annotated[
-    list[str] | None, typer.Option("--sbatch", help="any other option of sbatch", metavar="KEY=VALUE")
-]
 ElasticNodes = Annotated[
     Text, typer.Option("--elastic", help="plan anew for the nodes that are left", metavar="MIN:MAX")
 ]
@@ -38,35 +29,43 @@ Machines = Annotated[Path | None, typer.Option("--cluster", help="what --elastic
 Fix = Annotated[
     list[str] | None, typer.Option("--fix", help="what --elastic may not decide", metavar="KEY=VALUE")
 ]
-Site = Annotated[Path | None, typer.Option(help="the site's defaults for SLURM", metavar="FILE")]
 
 
-def chosen(
-    site: Path | None,
-    *,
-    sbatch: list[str] | None,
-    time: str | None,
-    restarts: int | None = None,
-    **given: str | None,
-) -> Options:
-    """Returns the site's options with those of the command line over them.
+@dataclass(frozen=True, kw_only=True)
+class JobOptions:
+    """The options of every command that queues a job."""
 
-    Args: `sbatch` are KEY=VALUE words; `site` is a file, the usual one where it is None.
-    Raises: BadInput for an option that is wrong.
-    """
-    from runtime import slurm
+    partition: Annotated[Text, typer.Option(help="SLURM's; several with commas", metavar="NAMES")] = None
+    account: Annotated[Text, typer.Option(help="SLURM's account", metavar="NAME")] = None
+    qos: Annotated[Text, typer.Option(help="SLURM's quality of service", metavar="NAME")] = None
+    time: Annotated[Text, typer.Option(help="limit: minutes, HH:MM:SS or D-HH:MM:SS", metavar="TIME")] = None
+    constraint: Annotated[Text, typer.Option(help="features that nodes must have", metavar="TEXT")] = None
+    job_name: Annotated[
+        Text, typer.Option("--job-name", help="the plan's name when left out", metavar="NAME")
+    ] = None
+    dependency: Annotated[Text, typer.Option(help="such as afterok:1234", metavar="TEXT")] = None
+    sbatch: Annotated[
+        list[str] | None, typer.Option("--sbatch", help="any other option of sbatch", metavar="KEY=VALUE")
+    ] = None
+    site: Annotated[Path | None, typer.Option(help="the site's defaults for SLURM", metavar="FILE")] = None
 
-    found: dict[str, object] = {name: value for name, value in given.items() if value is not None}
-    if time is not None:
-        found["time"] = time
-    if restarts is not None:
-        found["restarts"] = restarts
-    pairs = slurm.pairs(sbatch or [], "--sbatch")
-    for key in [key for key in pairs if key in slurm.NAMED]:
-        found.setdefault(slurm.NAMED[key], pairs.pop(key))
-    if pairs:
-        found["sbatch"] = pairs
-    return slurm.over(slurm.load(site), found)
+    def over_site(self, restarts: int | None = None) -> Options:
+        """Returns the site's options with these over them.
+
+        Args: `restarts` are the tries of a command that has that option.
+        Raises: BadInput for an option that is wrong.
+        """
+        from runtime import slurm
+
+        named = vars(self) | {"restarts": restarts}
+        named.pop("sbatch"), named.pop("site")
+        found = {name: value for name, value in named.items() if value is not None}
+        pairs = slurm.pairs(self.sbatch or [], "--sbatch")
+        for key in [key for key in pairs if key in slurm.NAMED]:
+            found.setdefault(slurm.NAMED[key], pairs.pop(key))
+        if pairs:
+            found["sbatch"] = pairs
+        return slurm.over(slurm.load(self.site), found)
 
 
 def flexible(

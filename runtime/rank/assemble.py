@@ -13,6 +13,7 @@ from planner.capture import Captured, StageModule
 from planner.errors import BadPlan
 from planner.model import Buffer, Parameter
 from planner.plan import Plan
+from planner.program import Program
 from planner.timeline import COLLECTIVE, Event, encode
 from runtime.execute import Interpreter, Pulse, Tracer, program_of
 from runtime.rank.evaluation import Evaluation
@@ -55,11 +56,7 @@ def assemble(
     Raises: BadPlan where the plan is not supported, or where ranks have derived different programs.
     """
     parts = RankParts(plan, captured, world, options)
-    program = program_of(plan, world)
-    if not world.agree(program.digest + captured.graph.fingerprint):
-        raise BadPlan("the ranks have derived different programs: versions or files differ between nodes")
-    if plan.batch.shares:
-        program = program_of(plan, world, parts.place.data)
+    program = _agreed_program(plan, captured, world, parts)
     modules = parts.modules(load)
     flats = parts.flats(load)
     groups = groups_of(parts.buckets, parts.mesh, world.rank, world.new_group)
@@ -102,6 +99,14 @@ def assemble(
         make_evaluation=partial(Evaluation, parts, idle, updater, pulse),
         scaler=parts.scale.scaler,
     )
+
+
+def _agreed_program(plan: Plan, captured: Captured, world: World, parts: RankParts) -> Program:
+    """Returns the program of this rank's replica, once all ranks have derived the same of the plan."""
+    program = program_of(plan, world)
+    if not world.agree(program.digest + captured.graph.fingerprint):
+        raise BadPlan("the ranks have derived different programs: versions or files differ between nodes")
+    return program_of(plan, world, parts.place.data) if plan.batch.shares else program
 
 
 def _updater(

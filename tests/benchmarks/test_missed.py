@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,25 @@ def test_a_run_of_one_script_renews_its_line_and_keeps_those_of_others(
     assert head.count("\n- ") == 3 and "8 s" not in text
     assert "- early: It took 7 s.\n- late: It took 6 s.\n- broken: broken failed: OSError: full\n" in head
     assert list(quoted.sections(text)) == ["early", "late", "broken"]
+
+
+def test_a_run_of_a_part_is_told_and_keeps_the_section_of_the_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package, results = tmp_path / "benchmarks", tmp_path / "RESULTS.md"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "probe.py").write_text(
+        f"print({as_json(replace(result('probe', '2026-11-23', 'It took 9 s.'), part=True))!r})\n"
+    )
+    monkeypatch.setattr(every, "HERE", package)
+    monkeypatch.setattr(every, "RESULTS", results)
+    every._write({"probe": markdown(result("probe", "2026-11-20", "It took 7 s."))})
+    before = results.read_text()
+    monkeypatch.setattr("sys.argv", ["benchmarks", "probe", "--only", "one"])
+    assert every.main() == 0
+    assert results.read_text() == before
+    assert "It took 9 s." in capsys.readouterr().out
 
 
 def test_what_was_missed_comes_back_from_a_script_as_it_was_said() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache, partial
+from itertools import product
 from random import Random
 from typing import NamedTuple
 
@@ -23,9 +24,9 @@ from runtime.rehearse.rehearse import runs
 from runtime.stage import Split
 from runtime.train import Model
 from tests.captures import captured_of
-from tests.draws import numbers
+from tests.draws import numbers, part
 
-PLANS = 12
+PLANS = 6  # `benchmarks.memory` draws more
 TINY = {"lstm": {"size": "tiny"}}
 
 
@@ -136,16 +137,19 @@ def test_a_stage_whose_backward_walks_the_graph_keeps_it_until_the_weights_are_d
 
 @pytest.mark.parametrize(
     ("kind", "walks", "family", "workers"),
-    [
-        ("twice", False, "1f1b", 3),
-        ("twice", True, "zb-h2", 3),
-        ("product", True, "zb-h1", 2),
-        ("product-twice", False, "zb-h1", 2),
-        ("product-twice", True, "zb-h2", 3),
-        ("made", False, "zb-h2", 3),
-        ("made", True, "interleaved", 2),
-        ("normed", False, "zb-v", 2),
-    ],
+    part(
+        [
+            ("twice", False, "1f1b", 3),
+            ("twice", True, "zb-h2", 3),
+            ("product", True, "zb-h1", 2),
+            ("product-twice", False, "zb-h1", 2),
+            ("product-twice", True, "zb-h2", 3),
+            ("made", False, "zb-h2", 3),
+            ("made", True, "interleaved", 2),
+            ("normed", False, "zb-v", 2),
+        ],
+        4,
+    ),
 )
 def test_gradients_of_weights_that_are_made_or_used_twice_wait_for_each_other(
     kind: str, walks: bool, family: str, workers: int
@@ -156,8 +160,7 @@ def test_gradients_of_weights_that_are_made_or_used_twice_wait_for_each_other(
     assert 0.85 <= max(ratios(plan)) <= 1.0
 
 
-@pytest.mark.parametrize("kept", [True, False])
-@pytest.mark.parametrize("cut", [None, "early", "late"])
+@pytest.mark.parametrize(("kept", "cut"), part(product([True, False], [None, "early", "late"]), 3))
 def test_gradients_of_a_value_that_is_read_twice_are_there_beside_their_sum(
     kept: bool, cut: str | None
 ) -> None:

@@ -1,4 +1,11 @@
-"""The table of all families of schedules, and `generate`, which makes a schedule of any of them."""
+"""The table of all families of schedules, and `generate`, which makes a schedule of any of them.
+
+The list scheduler is a family too: any placement of one pipeline, any cap and policy, from nominal costs. With
+split backwards and stages dealt round this is out-of-order backprop for pipelines:
+- `BFW` is the fast-forwarding of gradients;
+- `chunks` is the modulo allocation, whose grain is how many layers a stage gets;
+- `pending` and `grain` say how long, and in what lots, weight gradients wait.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +14,51 @@ from dataclasses import dataclass, field, replace
 
 from planner.errors import BadInput
 from planner.schedule.actions import Schedule
-from planner.schedule.build import FamilyRequest, Setting
+from planner.schedule.build import FamilyRequest, Setting, assemble, dealt, zigzag
 from planner.schedule.families.chimera import chimera, chimera_zb
-from planner.schedule.families.dualpipe_v import dualpipe_v
-from planner.schedule.families.from_costs import listed_family
-from planner.schedule.families.interleaved import interleaved, interleaved_zb
 from planner.schedule.families.out_of_order import OPTIONS, Overlap, overlap_of, overlapped
-from planner.schedule.families.straight import gpipe, one_f_one_b, zb_h1, zb_h2
-from planner.schedule.families.v_shaped import v_half, v_min, wave, zb_v
+from planner.schedule.families.straight import gpipe, interleaved, interleaved_zb, one_f_one_b, zb_h1, zb_h2
+from planner.schedule.families.v_shaped import dualpipe_v, v_half, v_min, wave, zb_v
+from planner.schedule.listing.scheduler import best_listed
+from planner.schedule.listing.task import TIES, Limits, ListingJob, Policy, nominal
+
+
+def listed_family(request: FamilyRequest) -> Schedule:
+    """Generates the shortest of several listed orders, one for each tie rule of the request.
+
+    Raises: BadInput for an unknown placement, or caps that not even one micro-batch fits.
+    """
+    place = _place(request)
+    cap = request.whole("cap", request.workers * request.chunks)
+    job = ListingJob(
+        place=place,
+        pipe_of=[0] * request.micros,
+        costs=nominal(len(place[0]), request.whole("hop", 0)),
+        split=request.flag("split", True),
+        limits=Limits(memory=(cap,) * request.workers),
+    )
+    asked = request.settings.get("tie")
+    ties = TIES if asked is None else (str(asked),)
+    jobs = [replace(job, policy=_policy(request, tie)) for tie in ties]
+    return assemble(request, place, job.pipe_of, best_listed(jobs).orders)
+
+
+def _place(request: FamilyRequest) -> tuple[tuple[int, ...], ...]:
+    shape = request.settings.get("placement", "dealt")
+    if shape not in ("dealt", "zigzag"):
+        raise BadInput(f"placement is {shape!r}", where=request.family, allowed="dealt, zigzag")
+    return (dealt if shape == "dealt" else zigzag)(request.workers, request.chunks)
+
+
+def _policy(request: FamilyRequest, tie: str) -> Policy:
+    return Policy(
+        order=str(request.settings.get("order", "BFW")),
+        tie=tie,
+        pending=request.whole("pending", 0) if "pending" in request.settings else None,
+        grain=request.whole("grain", 1),
+        patience=request.whole("patience", 0),
+    )
+
 
 WARMUP = {"warmup": "forwards of the first worker before its first backward"}
 CAP = {"cap": "micro-batches of one stage that a worker holds at most"}

@@ -16,6 +16,7 @@ from planner.plan import Plan, shared_from
 from planner.profile import Profile
 from planner.schedule import FAMILIES
 from planner.verify import violations
+from tests.draws import part
 from tests.planner.milp import oracle
 from tests.planner.milp.images import Grid, Images, effective, images, profile
 from tests.planner.milp.instances import cluster
@@ -106,7 +107,7 @@ def solved(given: Case, **fix: object) -> Plan | None:
     return solve_or_none(asked.instance())
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", part(SEEDS, 24))
 def test_no_cut_of_layers_or_samples_is_faster_than_the_plan(seed: int) -> None:
     given = case(seed)
     plan, right = plan_of(seed), best(given)
@@ -117,7 +118,7 @@ def test_no_cut_of_layers_or_samples_is_faster_than_the_plan(seed: int) -> None:
         assert violations(plan, profile=given.profile, cluster=given.cluster) == []
 
 
-@pytest.mark.parametrize("seed", SHARING)
+@pytest.mark.parametrize("seed", part(SHARING, 4))
 def test_no_plan_is_faster_than_one_that_shares_samples(seed: int) -> None:
     given = replace(case(seed, (1, 2, 4)), batch=4)
     plan, right = solved(given), best(given)

@@ -21,7 +21,7 @@ from planner.plan import Plan
 from planner.plan import yaml as plan_yaml
 from planner.profile import Profile
 from planner.show import pictures
-from planner.show.side_by_side import compare
+from planner.show.explanation import compare
 from planner.simulate import simulate_plan
 from planner.timeline import SEND, Timeline
 from tests.planner import plan_examples, report_cases

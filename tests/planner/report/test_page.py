@@ -20,7 +20,7 @@ from planner.plan import Plan
 from planner.plan import yaml as plan_yaml
 from planner.profile import yaml as profile_yaml
 from planner.report import Contents, render
-from planner.report.advice import advice
+from planner.report.sections_plan import advice
 from planner.schedule import parse_orders
 from planner.simulate import RunRecord, simulate_plan
 from planner.timeline import Timeline

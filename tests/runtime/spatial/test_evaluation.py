@@ -12,6 +12,7 @@ from planner.workload import workload as workloads
 from runtime.launch.script import Run
 from runtime.train import Model, job_of, prepare
 from tests.captures import captured_of
+from tests.draws import part
 from tests.pool import Pool
 from tests.runtime.spatial.test_plans import VOLUME, plan_of
 from tests.runtime.train.test_script import SCRIPT
@@ -26,7 +27,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", part(SHAPES, 2))
 def test_evaluation_and_training_alternate_as_in_one_process(name: str, pool: Pool, tmp_path: Path) -> None:
     grids, ranks, shape = SHAPES[name]
     arguments = {**ARGUMENTS, **({"momentum": "0"} if "averages" in name else {})}

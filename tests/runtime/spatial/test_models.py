@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from itertools import product
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from planner.capture.stage_modules import whole
 from planner.errors import BadInput
 from planner.spatial import NoRule, price
 from runtime.spatial.analyse import analyse
+from tests.draws import covering
 from tests.runtime.spatial.training import Job, Trained, alone, alone_nearby, job, on_shards
 
 GRIDS = ((2,), (4,), (2, 2))
@@ -74,8 +76,7 @@ def _far(got: Trained, expected: Trained) -> float:
     return max(float((a - b).abs().max() / max(1.0, float(b.abs().max()))) for a, b in pairs)
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("grid", GRIDS, ids=str)
+@pytest.mark.parametrize(("name", "grid"), covering(product(MODELS, GRIDS), kinds=lambda case: case), ids=str)
 def test_five_steps_on_shards_equal_those_of_one_process(name: str, grid: tuple[int, ...]) -> None:
     given, expected, rounding = _job(name)
     assert rounding < 1e-4

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, product
 
 import pytest
 
@@ -12,6 +12,7 @@ from planner.milp import Question, solve
 from planner.plan import Plan, schedule_of
 from planner.schedule import generate, updates_at_use, with_recompute
 from planner.verify import violations
+from tests.draws import part
 from tests.planner.milp.instances import chain, cluster, profile
 
 WIDE = {"pipeline": 1, "data": 4}
@@ -25,8 +26,7 @@ def plan_of(seed: int, **fix: object) -> Plan:
     return plan
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("update", ["barrier", "rolling"])
+@pytest.mark.parametrize(("seed", "update"), part(product(range(3), ["barrier", "rolling"]), 3))
 def test_parts_of_replicas_hide_sums_and_off_leaves_them_in_one(seed: int, update: str) -> None:
     plain = plan_of(seed, update=update, out_of_order="off")
     assert (plain.schedule.family, len(plain.stages)) == ("1f1b", 1)
@@ -86,8 +86,7 @@ def test_compiled_replicas_that_round_to_bf16_stay_in_one() -> None:
         solve(Question(profile=costs, cluster=cluster(4, 1), fix={**WIDE, "schedule": "overlap"}, **asked))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("micros", [1, 2])
+@pytest.mark.parametrize(("seed", "micros"), part(product(range(4), [1, 2]), 4))
 def test_parts_of_a_pipeline_are_cut_where_no_other_cut_is_faster(seed: int, micros: int) -> None:
     costs, machines = profile(chain(7, seed)), cluster(2, 1)
     fix = {"data": 1, "pipeline": 2, "micro": 1, "schedule": "overlap", "chunks": 2}

@@ -22,9 +22,10 @@ from planner.milp.proof.totals import TotalsBound, _hops_to
 from planner.milp.proof.weights import weigh
 from planner.profile import Profile, Seconds
 from planner.schedule import FAMILIES, Kind, generate
+from tests.draws import part
 from tests.planner.milp.instances import chain, cluster, profile
 
-SEEDS = 40
+SEEDS, DRAWN = 40, 20
 SHAPES = 12  # of each seed
 
 
@@ -96,7 +97,7 @@ def cuts(problem: CutProblem) -> IntArray:
     return every[problem.allowed[every].all(1)]
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", part(range(SEEDS), DRAWN))
 def test_no_cut_of_a_shape_is_faster_than_its_floor(seed: int) -> None:
     given = space(seed)
     floors = TotalsBound(given)
@@ -129,7 +130,7 @@ def views(problem: CutProblem) -> Iterator[tuple[CutProblem, IntArray]]:
         yield problem.silent_at(p), every[first]
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", part(range(SEEDS), DRAWN))
 def test_no_cut_is_faster_than_the_floor_of_its_kind(seed: int) -> None:
     given = branched(seed)
     floors = TotalsBound(given)
@@ -142,7 +143,7 @@ def test_no_cut_is_faster_than_the_floor_of_its_kind(seed: int) -> None:
                 assert floors.summed_ns(problem.shape) <= floor <= least, str(problem.shape)
 
 
-@pytest.mark.parametrize("seed", range(2 * SEEDS))
+@pytest.mark.parametrize("seed", part(range(2 * SEEDS), 2 * DRAWN))
 def test_no_cut_is_faster_than_any_row_as_a_sum_over_its_boundaries(seed: int) -> None:
     given = space(seed) if seed < SEEDS else branched(seed)
     for problem in posed(given, seed):
