@@ -21,8 +21,8 @@ class UnitTables(NamedTuple):
     of_layer: IntArray  # [layer] number of its unit
     bytes: IntArray  # [unit] of the parameters that it alone uses
     share: FloatArray  # [layer] of its unit's bytes
-    pair: IntArray  # [i, j] the most bytes of two neighbouring units within the stage
-    wide: IntArray  # [i, j] bytes of parameters that several units within the stage use
+    summed: IntArray  # [i, layer] of gradients, while a layer of a stage from i on runs
+    gathered: IntArray  # [i, layer] of parameters and gradients, where both are shared
 
 
 def unit_tables(graph: ModelGraph) -> UnitTables:
@@ -44,29 +44,32 @@ def unit_tables(graph: ModelGraph) -> UnitTables:
             own[users[0]] += row.bytes
     sizes = np.bincount(of_layer, own, len(number)).astype(np.int64)
     share = own / np.maximum(sizes[of_layer], 1)
-    return UnitTables(of_layer, sizes, share, _pairs(own, of_layer), _wide(several, of_layer))
+    here = np.array([_of_stage(own, of_layer, i) for i in range(count)]).reshape(count, 3, count)
+    own_unit, before, after = here[:, 0], here[:, 1], here[:, 2]
+    kept, added = _of_several(several, count)
+    return UnitTables(
+        of_layer,
+        sizes,
+        share,
+        own_unit + after + added,
+        2 * own_unit + np.maximum(before, after) + kept + added,
+    )
 
 
-def _pairs(own: IntArray, of_layer: IntArray) -> IntArray:
-    count = len(own)
-    out: IntArray = np.zeros((count + 1, count + 1), np.int64)
-    for i in range(count):
-        before = now = most = 0
-        for j in range(i, count):
-            if j > i and of_layer[j] != of_layer[j - 1]:
-                before, now = now, 0
-            now += int(own[j])
-            most = max(most, before + now)
-            out[i, j + 1] = most
-    return out
+def _of_stage(own: IntArray, of_layer: IntArray, first: int) -> IntArray:
+    """Returns [3, layer]: the bytes of each layer's unit in a stage from a layer on, of the unit before and after."""
+    here = np.where(np.arange(len(own)) >= first, own, 0)
+    sizes = np.bincount(of_layer, here, int(of_layer[-1]) + 1).astype(np.int64)
+    padded = np.concatenate([[0], sizes, [0]])
+    return np.array([padded[of_layer + 1], padded[of_layer], padded[of_layer + 2]])
 
 
-def _wide(several: list[tuple[list[int], int]], of_layer: IntArray) -> IntArray:
-    count = len(of_layer)
-    out: IntArray = np.zeros((count + 1, count + 1), np.int64)
+def _of_several(several: list[tuple[list[int], int]], count: int) -> tuple[IntArray, IntArray]:
+    """Returns [i, layer] the bytes of parameters of several units between their uses, and of their gradients at last."""
+    kept, added = np.zeros((count, count), np.int64), np.zeros((count, count), np.int64)
     for users, size in several:
-        for i in range(count):
-            end = next((user for user in users if user >= i), None)
-            if end is not None:
-                out[i, end + 1 :] += size
-    return out
+        for i in range(users[-1] + 1):
+            begins = next(user for user in users if user >= i)
+            kept[i, begins : users[-1] + 1] += size
+            added[i, begins] += size
+    return kept, added

@@ -85,9 +85,20 @@ class StageUnits:
         self._use(kept.position)
         return torch.as_strided(flat.have(unit), kept.size, kept.stride, kept.offset)
 
-    def _use(self, position: int) -> None:
-        """Starts to gather the unit before the one that backward has come to."""
-        if self._ahead and position not in self._used:
+    def _use(self, position: int, *, at_last: bool = False) -> None:
+        """Starts to gather the unit before the one that backward has come to, once nothing is on its way.
+
+        So at most a unit, its gradients, and either the next unit or gradients of the last one are there. When this
+        happens differs from rank to rank, but not what stands before and after it on the wire.
+
+        Args: `at_last` waits for what is on its way.
+        """
+        if not self._ahead or position in self._used:
+            return
+        if at_last:
+            for flat in self._flats:
+                flat.settle()
+        if not any(flat.sends for flat in self._flats):
             self._used.add(position)
             if position > 0:
                 flat, unit = self._units[position - 1]
@@ -116,8 +127,8 @@ class StageUnits:
         """Lets a unit go whose gradients are all there."""
         position = self._position.get(id(unit))
         if position is not None:
-            self._use(position)
             self._units[position][0].let_go(unit)
+            self._use(position, at_last=True)
 
 
 class RankUnits:
