@@ -20,7 +20,6 @@ from planner.capture.live_bytes import LiveBytes, meter_of, storage_of
 from planner.capture.opaque import OpaqueLayer, opaque_layers
 from planner.capture.operations import (
     Target,
-    argument_names,
     check_sizes,
     named_arguments,
     operation_of,
@@ -45,7 +44,6 @@ __all__ = [
     "StageModule",
     "StateUse",
     "Target",
-    "argument_names",
     "average_batch_norm",
     "capture",
     "check_sizes",

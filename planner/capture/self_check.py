@@ -73,6 +73,7 @@ def check_training(
             watched = _Watched(captured, build(), batch, loss, where)
             with watched.as_it_was():
                 _train(watched, samples)
+                _refuse_left_to_evaluation(watched, example(watched.batch, samples, None))
     except _Unrun as error:
         if captured.graph.symbolic_batch and samples < SMALL:
             return check_training(captured, source, batch, loss, samples=SMALL)
@@ -178,6 +179,28 @@ def _train(watched: _Watched, samples: int) -> None:
         after = watched.refuse_left()
         torch.manual_seed(step)
         trained.compare(step, own, values, after)
+
+
+def _refuse_left_to_evaluation(watched: _Watched, given: Pair) -> None:
+    """Refuses what an evaluation reads of the steps before it, beyond what a plan carries.
+
+    An evaluation that fails says nothing: it may need other inputs, or a loss of its own.
+    """
+    watched.module.eval()
+    try:
+        with torch.no_grad():
+            watched.forward(given)
+    except Exception:  # the user's module ran: it may raise anything
+        return
+    crossing = watched.across.crossing
+    if crossing is not None and not crossing.written:
+        known = watched.before.paths.get(crossing.storage, "") if watched.before else ""
+        what = f"'{known}'" if known else "a tensor"
+        raise BadInput(
+            f"in evaluation mode forward() reads what training has left in {what}, which a plan would not carry",
+            where=crossing.line or watched.where,
+            allowed=CARRIED,
+        )
 
 
 def _own_step(watched: _Watched, given: Pair, step: int) -> list[Tensor]:

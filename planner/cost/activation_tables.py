@@ -9,13 +9,9 @@ import numpy as np
 
 from planner.arrays import BoolArray, IntArray
 from planner.cost.shared_weights import (
-    EarlyGradient,
     Rectangles,
-    above_saved,
     arriving_at_made,
     early_table,
-    over_layers,
-    over_layers_waiting,
     reused,
     reused_values,
     summed_tables,
@@ -23,6 +19,7 @@ from planner.cost.shared_weights import (
     weighing,
 )
 from planner.cost.stage_bytes import LEAF_BYTES, LOOK_BYTES
+from planner.cost.unit_tables import EarlyGradient, above_saved, over_layers, over_layers_waiting
 from planner.model import ModelGraph
 from planner.profile import LayerCost, storages
 

@@ -11,12 +11,24 @@ Tables over intervals [i, j) of layers, each a candidate stage.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
 
 from planner.arrays import IntArray
 from planner.model import ModelGraph
+
+
+def dropped(graph: ModelGraph, kept: Mapping[str, int], name: str) -> int:
+    """Returns the bytes of a pruned parameter's dense gradient, which is dropped, and of what is gathered from it.
+
+    Args: `kept` has the kept entries by parameter; any other parameter gives 0.
+    """
+    if name not in kept:
+        return 0
+    row = graph.parameter[name]
+    return row.bytes + kept[name] * (row.bytes // prod(row.shape))
 
 
 class Reuse(NamedTuple):
@@ -233,53 +245,31 @@ def running_maximum(amounts: IntArray) -> IntArray:
     return table
 
 
-_NO_LAYER = -(1 << 62)  # bytes; less than any layer of an interval takes
+def whole_elements(graph: ModelGraph, kept: Mapping[str, int]) -> IntArray:
+    """Returns the most trainable elements of each stage that sharing among ranks leaves undivided.
 
-
-class EarlyGradient(NamedTuple):
-    """The gradient by a late reader of a Value that enters: there while earlier layers run backwards, and once more
-    while it is added to that of an earlier reader.
+    Sharing gives each rank whole parameters: at most the largest one, and what other stages hold as well.
+    Args: `kept` has the kept entries of pruned parameters.
     """
-
-    made: int
-    before: int  # the reader before, or where it was made
-    reader: int
-    bytes: int
-
-    def add_to(self, amounts: IntArray) -> None:
-        """Adds the gradient to amounts `[i, layer]`, for stages that start at i and hold the reader."""
-        first = self.made + 1
-        at, layers = np.arange(first, self.reader)[:, None], np.arange(self.before, self.reader)[None, :]
-        more = np.where(layers == self.before, 2 if self.before > self.made else 1, 1) * self.bytes
-        amounts[first : self.reader, self.before : self.reader] += np.where(layers >= at, more, 0)
+    count = len(graph.layers)
+    largest, tied = np.zeros(count, np.int64), Rectangles(count)
+    for parameter in graph.trained:
+        users = sorted(graph.index[name] for name in set(parameter.users))
+        size = kept.get(parameter.name, prod(parameter.shape))
+        largest[users] = np.maximum(largest[users], size)
+        tied.add_once(users, size)
+        tied.add((0, users[0] + 1), (users[-1] + 1, count + 1), -size)
+    return tied.table + running_maximum(largest)
 
 
-def over_layers(amounts: IntArray, early: Sequence[EarlyGradient] = ()) -> IntArray:
-    """Returns `[i, j]`, the most of amounts[i, l] over the layers l of a stage; 0 where there are no layers."""
-    count, left = len(amounts), list(reversed(early))
-    table: IntArray = np.zeros((count + 1, count + 1), np.int64)
-    amounts = np.where(np.tri(count, k=-1, dtype=np.bool_), _NO_LAYER, amounts)
-    most = np.full(count, _NO_LAYER)
-    for j in range(1, count + 1):
-        since = j - 1
-        while left and left[-1].reader == j - 1:
-            since = min(since, left[-1].before)
-            left.pop().add_to(amounts)
-        most[:j] = np.maximum(most[:j], amounts[:j, since:j].max(1))
-        table[:j, j] = most[:j]
-    return table
+def largest_of(graph: ModelGraph, sizes: Mapping[str, int]) -> IntArray:
+    """Returns the largest of some sizes in each stage.
 
-
-def over_layers_waiting(
-    amounts: IntArray, waits: Sequence[tuple[int, IntArray]], early: Sequence[EarlyGradient] = ()
-) -> IntArray:
-    """Returns `over_layers` with what waits while a layer runs, which depends on where the stage ends."""
-    table = over_layers(amounts, early)
-    for end, more in waits:
-        table[:, end:] = over_layers(amounts + more, early)[:, end:]
-    return table
-
-
-def above_saved(amounts: IntArray, least: int = 0) -> IntArray:
-    """Returns the amounts, at least `least`, of stages that have layers; 0 elsewhere."""
-    return np.triu(np.maximum(amounts, least), 1)
+    Args: `sizes` are by parameter.
+    Returns: a table over intervals of layers.
+    """
+    largest = np.zeros(len(graph.layers), np.int64)
+    for name, size in sizes.items():
+        users = [graph.index[user] for user in graph.parameter[name].users]
+        largest[users] = np.maximum(largest[users], size)
+    return running_maximum(largest)

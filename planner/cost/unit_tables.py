@@ -1,11 +1,12 @@
 """Units of a model's layers, whose parameters replicas gather, let go and sum together: their bytes in any stage.
 
 Tables over intervals [i, j) of layers, each a candidate stage. A parameter that layers of several units use is a unit
-of its own, which stays gathered from its first use to its last one.
+of its own, which stays gathered from its first use to its last one. Here too is how bytes of layers become a table.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -73,3 +74,55 @@ def _of_several(several: list[tuple[list[int], int]], count: int) -> tuple[IntAr
             kept[i, begins : users[-1] + 1] += size
             added[i, begins] += size
     return kept, added
+
+
+_NO_LAYER = -(1 << 62)  # bytes; less than any layer of an interval takes
+
+
+class EarlyGradient(NamedTuple):
+    """The gradient by a late reader of a Value that enters: there while earlier layers run backwards, and once more
+    while it is added to that of an earlier reader.
+    """
+
+    made: int
+    before: int  # the reader before, or where it was made
+    reader: int
+    bytes: int
+
+    def add_to(self, amounts: IntArray) -> None:
+        """Adds the gradient to amounts `[i, layer]`, for stages that start at i and hold the reader."""
+        first = self.made + 1
+        at, layers = np.arange(first, self.reader)[:, None], np.arange(self.before, self.reader)[None, :]
+        more = np.where(layers == self.before, 2 if self.before > self.made else 1, 1) * self.bytes
+        amounts[first : self.reader, self.before : self.reader] += np.where(layers >= at, more, 0)
+
+
+def over_layers(amounts: IntArray, early: Sequence[EarlyGradient] = ()) -> IntArray:
+    """Returns `[i, j]`, the most of amounts[i, l] over the layers l of a stage; 0 where there are no layers."""
+    count, left = len(amounts), list(reversed(early))
+    table: IntArray = np.zeros((count + 1, count + 1), np.int64)
+    amounts = np.where(np.tri(count, k=-1, dtype=np.bool_), _NO_LAYER, amounts)
+    most = np.full(count, _NO_LAYER)
+    for j in range(1, count + 1):
+        since = j - 1
+        while left and left[-1].reader == j - 1:
+            since = min(since, left[-1].before)
+            left.pop().add_to(amounts)
+        most[:j] = np.maximum(most[:j], amounts[:j, since:j].max(1))
+        table[:j, j] = most[:j]
+    return table
+
+
+def over_layers_waiting(
+    amounts: IntArray, waits: Sequence[tuple[int, IntArray]], early: Sequence[EarlyGradient] = ()
+) -> IntArray:
+    """Returns `over_layers` with what waits while a layer runs, which depends on where the stage ends."""
+    table = over_layers(amounts, early)
+    for end, more in waits:
+        table[:, end:] = over_layers(amounts + more, early)[:, end:]
+    return table
+
+
+def above_saved(amounts: IntArray, least: int = 0) -> IntArray:
+    """Returns the amounts, at least `least`, of stages that have layers; 0 elsewhere."""
+    return np.triu(np.maximum(amounts, least), 1)

@@ -159,6 +159,9 @@ class SharedFlat:
         """Sets gradients to zero for another step."""
         self.grads.zero_()
 
+    def publish(self) -> None:
+        """Does nothing: whole parameters are gathered from what is updated."""
+
     def kept(self) -> Sequence[Tensor]:
         """Returns the buffers that live longer than a step."""
         whole = [] if self.lets_go else [unit.whole for unit in self.units if unit.whole is not None]
@@ -282,18 +285,19 @@ def flats_of(
     held: Sequence[Node],
     world: World,
     region: Callable[[str, int, int], Tensor],
+    whole: Callable[[Bucket, Mapping[str, Tensor], Sequence[Node], int], AnyFlat] = Flat,
 ) -> list[AnyFlat]:
     """Returns what a rank holds of its buckets; all ranks call this, because communicators are made in one order.
 
     Args: `buckets` are those of all stages; `held` are the (pipe, stage) of the rank; `region` returns elements
-        `start` to `stop` of a parameter.
+        `start` to `stop` of a parameter; `whole` makes a bucket that is not shared by element.
     """
     wires, found = Wires(world.new_group), list[AnyFlat]()
     for bucket in buckets:
         groups = wires.of(bucket, world.rank)
         nodes = [node for node in held if node[1] in bucket.stages]
         if world.rank in bucket.ranks and not bucket.by_element:
-            found.append(Flat(bucket, parameters, nodes, world.rank))
+            found.append(whole(bucket, parameters, nodes, world.rank))
         elif world.rank in bucket.ranks:
             found.append(SharedFlat(bucket, parameters, nodes, world.rank, wires, groups, region))
     return found

@@ -6,7 +6,7 @@ Start at `torch_stage.py`; `backward.py` and `deferred_weights.py` are the two w
 """
 
 from runtime.stage.compiled import compile_stage
-from runtime.stage.deferred_weights import WeightStore
+from runtime.stage.deferred_weights import WeightStore, on_gradient
 from runtime.stage.graph_edits import (
     ATEN,
     Keys,
@@ -46,6 +46,7 @@ __all__ = [
     "key_random_operations",
     "numbered",
     "observed",
+    "on_gradient",
     "random_operations",
     "share_buffers",
     "share_parameters",

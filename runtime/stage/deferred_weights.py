@@ -98,6 +98,18 @@ def add_grad(parameter: Tensor | None, grad: Tensor | None) -> None:
         parameter.grad = grad
     else:
         parameter.grad.add_(grad)
+    arrived: Callable[[Tensor], None] | None = getattr(parameter, _ARRIVED, None)
+    if arrived is not None:
+        arrived(parameter)
+
+
+_ARRIVED = "gradient_arrived"  # an attribute of parameters
+
+
+def on_gradient(parameter: Tensor, arrived: Callable[[Tensor], None]) -> None:
+    """Has a function called with a parameter whenever a gradient was added to its `.grad`, here or by autograd."""
+    setattr(parameter, _ARRIVED, arrived)
+    parameter.register_post_accumulate_grad_hook(arrived)  # type: ignore[no-untyped-call]
 
 
 class _Context(FunctionCtx):
