@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from runtime.sharding.wires import Wires, scatter_sum
+from runtime.sharding.wires import Wires, scatter_sum, stand_in
 from runtime.update import AnyFlat, Bucket, Flat, OwnPart, add_up
 from runtime.world import World
 
@@ -34,15 +34,6 @@ class Load(Protocol):
 
     def parameters(self, names: Sequence[str]) -> Mapping[str, Tensor]: ...  # and buffers
     def region(self, name: str, start: int, stop: int) -> Tensor: ...  # elements of a tensor laid flat
-
-
-def stand_in(parameter: Tensor, device: torch.device | None = None) -> Tensor:
-    """Returns what stands for a parameter while no rank of this process holds it: its shape, and NaN for every number.
-
-    Args: `parameter` has shape and type; the `device` is the parameter's where it is not given.
-    """
-    where = device or parameter.device
-    return torch.full((), torch.nan, dtype=parameter.dtype, device=where).expand(parameter.shape)
 
 
 @dataclass(eq=False)

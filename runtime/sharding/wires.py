@@ -82,6 +82,15 @@ class Wires:
         return self._lines[group].launch(run)
 
 
+def stand_in(parameter: Tensor, device: torch.device | None = None) -> Tensor:
+    """Returns what stands for a parameter while no rank of this process holds it: its shape, and NaN for every number.
+
+    Args: `parameter` has shape and type; the `device` is the parameter's where it is not given.
+    """
+    where = device or parameter.device
+    return torch.full((), torch.nan, dtype=parameter.dtype, device=where).expand(parameter.shape)
+
+
 def scatter_sum(buffer: Tensor, own: Tensor, group: dist.ProcessGroup) -> None:
     """Adds the sum over a group of one part of each rank's buffer to a tensor; collective.
 
