@@ -21,7 +21,18 @@ from planner.errors import BadInput, ShardwrightError
 from planner.model import ModelGraph
 from planner.workload import Workload, where_raised
 from runtime.data.regions import Needed, Region, Rows, check_shapes, part_of, settled
-from runtime.data.stream import Flowing, Pass, Stream, length_of, mix, passes, seeded, stream_of
+from runtime.data.stream import (
+    Flowing,
+    Pass,
+    Stream,
+    length_of,
+    mix,
+    passes,
+    reseed,
+    seeded,
+    spared,
+    stream_of,
+)
 
 Sample = object
 Pair = tuple[object, object]
@@ -84,18 +95,25 @@ class Drawn(Dataset[Sample]):
 
     def __getitem__(self, drawn: tuple[int, int]) -> tuple[int, Sample]:
         """Returns the index of a sample, for messages about it, and the sample."""
-        position, index = drawn
+        return self.__getitems__([drawn])[0]
+
+    def __getitems__(self, drawn: Sequence[tuple[int, int]]) -> list[tuple[int, Sample]]:
+        """Returns several samples, each drawn under its own seed; generators are put back once for all of them."""
+        with spared():
+            return [self._sample(position, index) for position, index in drawn]
+
+    def _sample(self, position: int, index: int) -> tuple[int, Sample]:
         asked = (index, tuple(slice(*rows) for rows in self.region)) if self.region else index
-        with seeded(mix(self._seed, position)):
-            try:
-                return index, self._at(position, asked)
-            except ShardwrightError:
-                raise
-            except Exception as error:
-                raise BadInput(
-                    f"sample {index} raised {type(error).__name__}: {error}",
-                    where=_place(error, "dataset()"),
-                ) from error
+        reseed(mix(self._seed, position))
+        try:
+            return index, self._at(position, asked)
+        except ShardwrightError:
+            raise
+        except Exception as error:
+            raise BadInput(
+                f"sample {index} raised {type(error).__name__}: {error}",
+                where=_place(error, "dataset()"),
+            ) from error
 
     def whole(self) -> Drawn:
         """Returns the same samples read whole, without a region."""

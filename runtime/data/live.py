@@ -29,7 +29,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from planner.capture import LiveLoop, write_model
 from planner.errors import BadInput
 from planner.workload import SOCKET, STORED, Workload, flat, load
-from runtime.data.stream import mix, seeded
+from runtime.data.stream import mix, reseed, seeded, spared
 
 TARGETS = ("labels", "label", "targets", "target")
 EXAMPLE_SAMPLES, MOST_SAMPLES = 4, 32
@@ -232,9 +232,10 @@ class Served:
 
 
 def _drawn(part: Loaded, indices: list[int], seeds: list[int]) -> tuple[object, object]:
-    samples = []
-    for index, seed in zip(indices, seeds, strict=True):
-        with seeded(seed):
+    with spared():
+        samples = []
+        for index, seed in zip(indices, seeds, strict=True):
+            reseed(seed)
             samples.append(part.sample(index))
-    with seeded(seeds[0]):  # a collate function may draw, too
+        reseed(seeds[0])  # a collate function may draw, too
         return part.joined(samples)

@@ -136,21 +136,33 @@ def mix(seed: int, index: int) -> int:
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Seeds torch, numpy and Python, and puts their generators back afterwards as if nothing had been.
-
-    Without an accelerator torch.manual_seed would keep each call, with a traceback, for devices that never come.
-    """
+def spared() -> Iterator[None]:
+    """Puts the generators of torch, numpy and Python back afterwards as if nothing had been drawn."""
     before, arrays = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
-        (torch if torch.accelerator.is_available() else torch.default_generator).manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed & 0xFFFFFFFF)
         try:
             yield
         finally:
             random.setstate(before)
             np.random.set_state(arrays)
+
+
+def reseed(seed: int) -> None:
+    """Seeds torch, numpy and Python.
+
+    Without an accelerator torch.manual_seed would keep each call, with a traceback, for devices that never come.
+    """
+    (torch if torch.accelerator.is_available() else torch.default_generator).manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seeds torch, numpy and Python, and puts their generators back afterwards as if nothing had been."""
+    with spared():
+        reseed(seed)
+        yield
 
 
 class Flowing(Dataset[object]):
