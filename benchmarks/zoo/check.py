@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from benchmarks.zoo.parts import Make
-from planner.capture import Captured, StageModule, capture, cut, materialise
+from planner.capture import Captured, StageModule, capture, check_training, cut, materialise
+from planner.capture.captured import attribute
 from planner.capture.stage_modules import whole
 from planner.capture.traced_graph import call
 from planner.cluster import Cluster
@@ -36,7 +37,8 @@ from runtime import checkpoint as checkpoints
 from runtime.cli import backward_split
 from runtime.runfolder import LOSS
 from runtime.train import Model, job_of, prepare
-from runtime.train.training import NoPulse, Training
+from runtime.train.stop import NoPulse
+from runtime.train.training import Training
 from runtime.world import alone
 from tests.planner.staged import SEED, random_boundaries, run_stages
 from tests.runtime.plans import plan_for
@@ -109,7 +111,9 @@ def check(name: str, make: Make, *, plans: bool = True) -> Verdict:
     captured: Captured | None = None
     by_itself: Trained | None = None
     with _noting(findings, "capture"):
-        captured = capture(workload, micro=MICRO)
+        made = capture(workload, micro=MICRO)
+        check_training(made, workload, samples=MICRO)
+        captured = made
     if captured is None or sum(row.bytes for row in captured.graph.parameters) <= LARGEST:
         with _noting(own, "model", ours=False):
             by_itself = train_module(workload)
@@ -364,8 +368,10 @@ def _evaluation(
     module = workload.build()
     own = dict(module.named_parameters()) | dict(module.named_buffers())
     with torch.no_grad():
-        for name in own.keys() & state.keys():
-            own[name].copy_(state[name])
+        for name, x in state.items():  # plain tensors among them, which a plan carries as buffers
+            held = own.get(name, attribute(module, name))
+            if held is not None:
+                held.copy_(x)
     module.eval()
     inputs, targets = batches(workload)[-1]
     torch.manual_seed(SEED)
@@ -377,8 +383,8 @@ def _evaluation(
     a, b = found[0][LOSS], float(made[0])
     if not draws and abs(a - b) > LOSS_APART * max(abs(b), 1e-3):
         raise Differs(f"evaluation: the loss is {a:.9g}, of module.eval() {b:.9g}")
-    held = {**training.rank.parameters, **training.rank.buffers}
-    moved = [name for name, x in held.items() if not torch.equal(x, state[name])]
+    after = {**training.rank.parameters, **training.rank.buffers}
+    moved = [name for name, x in after.items() if not torch.equal(x, state[name])]
     if moved:
         raise Differs(f"evaluation: it changes '{moved[0]}'")
 

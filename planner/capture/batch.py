@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import SymInt, Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
 from planner.capture.traced_graph import named_leaves
 from planner.errors import BadInput
+from planner.workload import is_users
 
 Pair = tuple[object, object]  # (inputs, targets)
 Batch = Callable[[int], Pair]
@@ -170,6 +175,48 @@ def symbols(*trees: object) -> list[SymInt]:
     for leaf in pytree.tree_leaves(trees):
         sizes += leaf.shape if isinstance(leaf, Tensor) else ()
     return [size for size in sizes if isinstance(size, SymInt)]
+
+
+@contextlib.contextmanager
+def watching_fixed() -> Iterator[list[tuple[object, str]]]:
+    """Notes where a trace takes a size for one number, as `len(x)` and `range(x.shape[0])` do.
+
+    Yields: symbols with the line of the user's, or of a library, that each became a number at; filled meanwhile.
+    """
+    found: list[tuple[object, str]] = []
+    original = ShapeEnv._set_replacement
+
+    def noted(env: ShapeEnv, symbol: Any, target: Any, said: str) -> None:
+        if getattr(target, "is_Integer", False):
+            found.append((symbol, _line_outside_torch()))
+        original(env, symbol, target, said)
+
+    try:
+        ShapeEnv._set_replacement = noted  # type: ignore[method-assign, assignment]
+        yield found
+    finally:
+        ShapeEnv._set_replacement = original  # type: ignore[method-assign]
+
+
+def _line_outside_torch() -> str:
+    frames = [(x.f_code.co_filename, line) for x, line in traceback.walk_stack(sys._getframe(2))]
+    own = [f"{file}:{line}" for file, line in frames if is_users(file)]
+    libraries = [f"{file}:{line}" for file, line in frames if "site-packages" in file and not _torch(file)]
+    return next(iter([*own, *libraries]), "")
+
+
+def _torch(file: str) -> bool:
+    return any(f"/site-packages/{name}/" in file for name in ("torch", "sympy"))
+
+
+def fixed_at(sizes: Sequence[SymInt], found: Sequence[tuple[object, str]]) -> str:
+    """Returns in words the first line that has made a number of a size of the batch; empty where none has.
+
+    Args: `found` is what `watching_fixed` gave.
+    """
+    own = {x for size in sizes for x in _names(size)}
+    line = next((line for symbol, line in found if symbol in own and line), "")
+    return f"; {line} makes a number of the number of samples" if line else ""
 
 
 def held(found: Sequence[SymInt], small: Pair, large: Pair, span: Span) -> tuple[int, int | None]:

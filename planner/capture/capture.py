@@ -27,7 +27,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from planner.capture.batch import Batch, Span, example, growing_dims, held, repeated, uneven
 from planner.capture.captured import Captured, Loss, Metrics, Origin
 from planner.capture.describe import NotAffine, describe
-from planner.capture.fake_run import Probe, probe
+from planner.capture.fake_run import Probe, forgetting, probe
 from planner.capture.functional import functionalise
 from planner.capture.layers import group
 from planner.capture.opaque import Opaque, observe
@@ -177,8 +177,9 @@ class Tracing:
                 error = reason if reason is not None and depends_on_values(reason) else failure
                 left[micro] = refused(failure, self.origin.where).what
             else:
-                rest = f"the model can be captured for one batch size at a time, and {micro} is"
-                return found.without(dict.fromkeys(micros, rest) | left)
+                why = getattr(reason, "fixed", "")
+                rest = f"the model can be captured for one batch size at a time, and {micro} is{why}"
+                return replace(found.without(dict.fromkeys(micros, rest) | left), alone=rest)
         said = refused(error, self.origin.where)
         raise BadInput(said.what, where=said.where, allowed=instead or said.allowed) from error
 
@@ -293,7 +294,7 @@ def build_fake(source: Workload | nn.Module, *, for_real: bool) -> tuple[FakeTen
         return None, source
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     if not for_real:
-        with contextlib.suppress(BadInput), mode:
+        with contextlib.suppress(BadInput), forgetting(), mode:
             return mode, source.build()
     with torch.random.fork_rng(devices=[]):
         return None, source.build()

@@ -114,6 +114,7 @@ class Captured(Shown):
     left_out: Mapping[int, str] = field(
         default_factory=dict
     )  # micro-batches asked for and not served, and why
+    alone: str = ""  # why one micro-batch alone is served, where that is so
     metrics: tuple[
         str, ...
     ] = ()  # of a model in evaluation mode: names of the sums and counts after its loss

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +38,7 @@ def exportable(module: nn.Module) -> Iterator[Callable[[Traced], None]]:
         WholeCalls() as functions,
         _listed_ranges(),
         _refusing_gradients(),
+        _refusing_last_gradients(module),
     ):
 
         def restore(traced: Traced) -> None:
@@ -67,6 +69,28 @@ def _refusing_gradients() -> Iterator[None]:
         yield
     finally:
         torch.autograd.grad = original  # type: ignore[assignment]
+
+
+@contextlib.contextmanager
+def _refusing_last_gradients(module: nn.Module) -> Iterator[None]:
+    """Refuses reads of a parameter's gradient, which an earlier step has left and no stage of a plan has."""
+    plain: Any = Tensor.grad
+
+    def read(tensor: Tensor) -> object:
+        by_torch = str(sys._getframe(1).f_globals.get("__name__")).startswith("torch.")
+        named = (f"parameter '{name}'" for name, x in module.named_parameters() if x is tensor)
+        if not by_torch and (name := next(named, "")):
+            raise BadInput(
+                f"forward() reads the gradient of {name}, which the step before has left",
+                allowed="what it needs of a gradient, in the workload's optimizer",
+            )
+        return plain.__get__(tensor)
+
+    try:
+        setattr(Tensor, "grad", property(read, plain.__set__, plain.__delete__))  # noqa: B010
+        yield
+    finally:
+        del Tensor.grad  # what is inherited is there again
 
 
 def _allow_cudnn(traced: Traced) -> None:

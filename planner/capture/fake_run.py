@@ -7,7 +7,10 @@ operations are counted by hand, since torch's counter does not know their CPU ke
 from __future__ import annotations
 
 import contextlib
+import functools
+import gc
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -118,6 +121,29 @@ def entered(context: Context) -> Iterator[None]:
                 assert isinstance(device, str)
                 stack.enter_context(torch.autocast(device, dtype, bool(enabled), cache))  # type: ignore[arg-type]
         yield
+
+
+@contextlib.contextmanager
+def forgetting() -> Iterator[None]:
+    """Empties what `lru_cache` has kept meanwhile, since a fake tensor that is kept would be met by real ones.
+
+    Yields: nothing; caches of torch and of Python's own library are left as they are.
+    """
+    before = {id(cache): cache.cache_info().misses for cache in _caches()}
+    try:
+        yield
+    finally:
+        for cache in _caches():
+            if cache.cache_info().misses != before.get(id(cache), 0):
+                cache.cache_clear()
+
+
+def _caches() -> list[functools._lru_cache_wrapper[object]]:
+    found = [x for x in gc.get_objects() if type(x) is functools._lru_cache_wrapper]
+    return [x for x in found if str(getattr(x, "__module__", "")).partition(".")[0] not in _OTHERS]
+
+
+_OTHERS = {"torch", "sympy", *sys.stdlib_module_names}
 
 
 def _empty(like: Tensor | Like, n: int) -> Tensor:

@@ -26,7 +26,8 @@ from planner.capture.live_bytes import storage_of
 from planner.workload import is_users
 
 MOST = 200_000  # values that are listed, and entries of one list or dictionary that are looked at: a hundredth of it
-PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, np.generic)
+WORDS = (bool, int, float, complex, str, bytes, bytearray, type(None), random.SystemRandom)
+PLAIN = (*WORDS, torch.dtype, torch.device, torch.Size, np.generic)
 PASSING = ("logging", "threading", "_thread", "_io", "io", "re", "weakref", "abc", "inspect", "socket")
 NUMBERS = (np.ndarray, random.Random, np.random.RandomState, np.random.Generator, torch.Generator)
 LIBRARIES = ("torch", "numpy", "builtins")
@@ -293,7 +294,6 @@ def _base(container: object) -> Any:
 def _entries(container: Any) -> list[tuple[Any, Any]]:
     """Returns keys or numbers with the values of a container; none of one that is not of Python's own."""
     base = _base(container)
-    made = (
-        base.items(container) if isinstance(container, dict) else base and enumerate(base.__iter__(container))
-    )
-    return list(made or ())
+    if isinstance(container, dict):
+        return list(base.items(container))
+    return list(enumerate(base.__iter__(container))) if base else []

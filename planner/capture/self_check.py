@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -73,6 +73,7 @@ def check_training(
             watched = _Watched(captured, build(), batch, loss, where)
             with watched.as_it_was():
                 _train(watched, samples)
+                _refuse_left_to_evaluation(watched, example(watched.batch, samples, None))
     except _Unrun as error:
         if captured.graph.symbolic_batch and samples < SMALL:
             return check_training(captured, source, batch, loss, samples=SMALL)
@@ -180,6 +181,28 @@ def _train(watched: _Watched, samples: int) -> None:
         trained.compare(step, own, values, after)
 
 
+def _refuse_left_to_evaluation(watched: _Watched, given: Pair) -> None:
+    """Refuses what an evaluation reads of the steps before it, beyond what a plan carries.
+
+    An evaluation that fails says nothing: it may need other inputs, or a loss of its own.
+    """
+    watched.module.eval()
+    try:
+        with torch.no_grad():
+            watched.forward(given)
+    except Exception:  # the user's module ran: it may raise anything
+        return
+    crossing = watched.across.crossing
+    if crossing is not None and not crossing.written:
+        known = watched.before.paths.get(crossing.storage, "") if watched.before else ""
+        what = f"'{known}'" if known else "a tensor"
+        raise BadInput(
+            f"in evaluation mode forward() reads what training has left in {what}, which a plan would not carry",
+            where=crossing.line or watched.where,
+            allowed=CARRIED,
+        )
+
+
 def _own_step(watched: _Watched, given: Pair, step: int) -> list[Tensor]:
     try:
         made = watched.forward(given)
@@ -196,14 +219,20 @@ def _own_step(watched: _Watched, given: Pair, step: int) -> list[Tensor]:
     return made
 
 
+def _built(build: Callable[[], nn.Module], mode: FakeTensorMode) -> nn.Module:
+    """Returns the module on fake tensors if its code can build it so, else for real."""
+    with suppress(BadInput), mode:
+        return build()
+    return build()
+
+
 def _on_fake_tensors(
     captured: Captured, build: Callable[[], nn.Module], batch: Batch, loss: Loss, where: str, large: str
 ) -> str:
     """Runs forward passes on fake tensors, and refuses what they leave to each other; returns what was not compared."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     try:
-        with mode:
-            module = build()
+        module = _built(build, mode)
         if not any(isinstance(x, FakeTensor) for x in module.parameters()):
             with mode, FakeCopyMode(mode):
                 module = copy.deepcopy(module)

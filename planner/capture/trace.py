@@ -17,8 +17,9 @@ from torch import nn
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from planner.capture.batch import symbols
+from planner.capture.batch import fixed_at, symbols, watching_fixed
 from planner.capture.export_workarounds import exportable
+from planner.capture.fake_run import forgetting
 from planner.capture.flatten import flatten
 from planner.capture.left_behind import Reachable
 from planner.capture.opaque import Opaque
@@ -129,12 +130,22 @@ def _trace(
     training: bool,
 ) -> tuple[Traced, _Attributes]:
     whole, kept, given = _Whole(module, loss), Reachable(module, loss), list[warnings.WarningMessage]()
+    fixed: list[tuple[object, str]] = []
     try:
-        with _mode(whole, training), exportable(module) as restore, opaque, refusing_hooks(), _quiet(given):
+        with (
+            _mode(whole, training),
+            forgetting(),
+            watching_fixed() as fixed,
+            exportable(module) as restore,
+            opaque,
+            refusing_hooks(),
+            _quiet(given),
+        ):
             program = torch.export.export(whole, examples, dynamic_shapes=dims, strict=False)  # type: ignore[arg-type]
     except Exception as error:  # the user's module ran in there: it may raise anything
         narrow = "Constraints violated" in str(error)
-        raise CannotTrace(whole.seen.sizes if narrow else ()) from error
+        sizes = whole.seen.sizes if narrow else ()
+        raise CannotTrace(sizes, fixed_at(sizes, fixed)) from error
     finally:
         kept.undo()
     _tell(given)

@@ -56,12 +56,13 @@ class Traced:
 class CannotTrace(Exception):
     """The user's module, or its export, raised what is the cause of this.
 
-    `sizes` are the sizes of the batch as symbols, where the export holds for a smaller range of them than was asked.
+    `sizes` are the sizes of the batch as symbols, where the export holds for a smaller range of them than was asked;
+    `fixed` says which line has made a number of one of them, where one has.
     """
 
-    def __init__(self, sizes: Sequence[torch.SymInt] = ()) -> None:
+    def __init__(self, sizes: Sequence[torch.SymInt] = (), fixed: str = "") -> None:
         super().__init__()
-        self.sizes = sizes
+        self.sizes, self.fixed = sizes, fixed
 
 
 def call(module: nn.Module, inputs: object) -> object:

@@ -147,6 +147,8 @@ def assign(module: nn.Module, values: Attributes, keys: list[tuple[str, str]]) -
     """
     parts = dict(module.named_modules())
     for path, key in keys:
+        if path not in parts:  # a module that the pass has made, and that is gone
+            continue
         if (path, key) in values:
             parts[path].__dict__[key] = copy.deepcopy(values[path, key])
         else:

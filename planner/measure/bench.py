@@ -76,9 +76,8 @@ class Bench:
     @property
     def left_out(self) -> tuple[str, ...]:
         """Returns which micro-batches are left out and why, in words."""
-        return tuple(
-            f"micro-batch {micro} is left out: {why}" for micro, why in self.captured.left_out.items()
-        )
+        found = [f"micro-batch {micro} is left out: {why}" for micro, why in self.captured.left_out.items()]
+        return tuple(found or [f"no other micro-batch: {why}" for why in [self.captured.alone] if why])
 
 
 def bench_of(

@@ -11,6 +11,7 @@ import signal
 import time
 import warnings
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
@@ -19,9 +20,11 @@ from torch import Tensor, nn
 from benchmarks import models
 from benchmarks.models import Choice, chosen, judged
 from benchmarks.zoo import FAMILIES, Family, limits
+from benchmarks.zoo import check as zoo_check
 from benchmarks.zoo.check import Finding, Verdict, check
 from benchmarks.zoo.parts import Case, squares
 from tests.draws import SEED
+from tests.planner.capture.more_state import STATES
 
 DRAWN = {"torch": 3, "constructs": 2, "transformers": 1}
 CASES = [
@@ -35,6 +38,15 @@ def test_a_model_trains_evaluates_and_is_planned_as_by_itself_or_is_refused(fami
         warnings.simplefilter("ignore")  # of the libraries
         found = check(case, FAMILIES[family].cases()[case])
     assert found.judgement in ("equal", "refused", "no model"), models.said(found)
+
+
+@pytest.mark.parametrize("name", Random(SEED).sample(list(STATES), 5))
+def test_a_state_of_any_kind_is_carried_for_three_steps_and_an_evaluation_or_refused(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zoo_check, "STEPS", 3)
+    found = check(name, FAMILIES["constructs"].cases()[name], plans=False)
+    assert found.judgement in ("equal", "refused"), models.said(found)
 
 
 class Halved(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 
 import pytest
@@ -82,3 +83,20 @@ def test_a_batchnorm_of_one_value_leaves_out_that_micro_batch_and_says_which_rem
     assert "Expected more than 1 value per channel" in found.left_out[1]
     with pytest.raises(BadInput, match="2 or more"):
         capture(Sized(normalised), batch, F.mse_loss, micro=1)
+
+
+class Counts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.a(x) / len(x)
+        return made
+
+
+def test_a_size_that_becomes_a_number_is_said_with_its_line() -> None:
+    file, line = inspect.getsourcefile(Counts), inspect.getsourcelines(Counts.forward)[1] + 1
+    found = capture(Counts(), batch, F.mse_loss, micro=(1, 2))
+    assert not found.graph.symbolic_batch and f"{file}:{line} makes a number" in found.left_out[2]
+    assert f"{file}:{line}" in capture(Counts(), batch, F.mse_loss, micro=2).alone
