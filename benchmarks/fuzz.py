@@ -16,6 +16,7 @@ import resource
 import shutil
 import signal
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -46,7 +47,8 @@ from planner.timeline import Timeline
 from runtime.runfolder import Attempt, Job, Outcome, Paths, note_attempt, tell
 
 INPUTS, QUICK_INPUTS = 10_000, 300
-GUARD_S = 30.0  # of one command; a machine that is busy is no fault
+GUARD_S = 30.0  # of one command on a machine that is busy, which is no fault
+MOST_S = 5.0  # of processor time
 MOST_BYTES = 500 * 2**20  # that one command may add to the memory of this process
 OURS = (0, 1, 2, 3, 4)  # exit statuses that errors.py and the commands name
 EVIL = "\x1b[31mred\x1b]0;title\x07 \x9b2J \u202egnp.exe\u2066 \u200b \r over"
@@ -81,7 +83,7 @@ def judged(words: Sequence[str]) -> Verdict:
 
     Args: `words` are those of the command line.
     """
-    out, before = io.StringIO(), _resident_bytes()
+    out, before, begin = io.StringIO(), _resident_bytes(), time.process_time()
     status, fault = -1, ""
     try:
         with _guarded(), redirect_stdout(out), redirect_stderr(out):
@@ -101,6 +103,8 @@ def judged(words: Sequence[str]) -> Verdict:
         fault = "prints characters that steer a terminal"
     if not fault and (grown := _resident_bytes() - before) > MOST_BYTES:
         fault = f"takes {grown} bytes"
+    if not fault and (took_s := time.process_time() - begin) > MOST_S:
+        fault = f"takes {took_s:.1f} s of a processor"
     return Verdict(status, text, fault)
 
 

@@ -129,17 +129,20 @@ def whole_gpt2(warm: Warm, folder: Path) -> Row:
 
 
 @contextmanager
-def test_cluster() -> Iterator[tuple[Cluster, Warm, Path]]:
+def test_cluster(before: Callable[[Path], object] = Path.exists) -> Iterator[tuple[Cluster, Warm, Path]]:
+    """Yields a cluster of four nodes, a warm process and their folder, to which `before` may do something at first."""
     old = dict(os.environ)
-    with own() as folder, Cluster(folder, nodes=4) as cluster:
-        os.environ.update(cluster.variables)
-        warm = Warm(folder)
-        try:
-            yield cluster, warm, folder
-        finally:
-            warm.close()
-            os.environ.clear()
-            os.environ.update(old)
+    with own() as folder:
+        before(folder)
+        with Cluster(folder, nodes=4) as cluster:
+            os.environ.update(cluster.variables)
+            warm = Warm(folder)
+            try:
+                yield cluster, warm, folder
+            finally:
+                warm.close()
+                os.environ.clear()
+                os.environ.update(old)
 
 
 def local_table(folder: Path, repeats: int) -> Table:

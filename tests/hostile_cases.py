@@ -14,6 +14,7 @@ import socket
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import numpy as np
 
 from benchmarks.fuzz import EVIL, Seeds
 from runtime import runfolder
+from runtime.checkpoint.integrity import settle
 from runtime.runfolder import Paths
 
 Words = list[str]
@@ -69,6 +71,7 @@ class Case:
     name: str
     make: Callable[[Place], Words]
     may_work: bool = True  # else it is to be refused
+    own: tuple[str, ...] = ()  # names in the place that belong to the caller
 
 
 def refused(name: str, make: Callable[[Place], Words]) -> Case:
@@ -457,6 +460,7 @@ def others() -> Iterator[Case]:
         yield refused(f"a name with a zero: {command}", lambda at, c=command: [c, "x\0y"])
         yield refused(f"a folder that is none: {command}", lambda at, c=command: [c, str(at.foreign)])
         yield refused(f"a device: {command}", lambda at, c=command: [c, "/dev/null"])
+        yield refused(f"a link to itself: {command}", lambda at, c=command: [c, str(_looped(at))])
     mine = runfolder.of(os.getpid())
     for name, held in {
         "this very process": asdict(mine),
@@ -485,5 +489,193 @@ def _onto(at: Place, name: str, make: Callable[[Path], object]) -> Words:
     return [*_report(at), f"--output={at.folder / name}", "--force"]
 
 
+# Weights, checkpoints and folders that a launch is given
+
+LAUNCH = ("launch", "plans/mlp-two-stages.yaml", "--inline", "--steps=1")
+
+
+def _tensors() -> dict[str, Any]:
+    """The parameters of the model that is launched, all zero."""
+    import torch
+
+    from planner.plan import load
+
+    plan = load(Path(LAUNCH[1]))
+    return {name: torch.zeros(shape) for name, shape in _shapes(plan.model.workload).items()}
+
+
+@cache
+def _shapes(workload: str) -> dict[str, tuple[int, ...]]:
+    from tests.captures import captured_of
+
+    return {row.name: tuple(row.shape) for row in captured_of(workload, {}, 1)[1].graph.parameters}
+
+
+def _safe(at: Place, tensors: Mapping[str, Any]) -> Path:
+    from safetensors.torch import save_file
+
+    save_file(dict(tensors), at.folder / "given.safetensors")
+    return at.folder / "given.safetensors"
+
+
+def _changed(change: Callable[[Any], Any]) -> Callable[[Place], Path]:
+    """The right weights, of which one tensor is changed."""
+
+    def make(at: Place) -> Path:
+        tensors = _tensors()
+        name = sorted(tensors)[0]
+        return _safe(at, tensors | {name: change(tensors[name])})
+
+    return make
+
+
+def _raw(content: bytes, name: str = "given.safetensors") -> Callable[[Place], Path]:
+    return lambda at: at.file(content, name)
+
+
+def _header(header: bytes, length: int | None = None) -> bytes:
+    return (len(header) if length is None else length).to_bytes(8, "little") + header
+
+
+def _shards(weight_map: Data) -> Callable[[Place], Path]:
+    return lambda at: at.file(json.dumps({"weight_map": weight_map}), "a.safetensors.index.json")
+
+
+def _made(at: Place, make: Callable[[Path], object]) -> Path:
+    make(at.folder / "given.safetensors")
+    return at.folder / "given.safetensors"
+
+
+def _pickled(at: Place) -> Path:
+    import torch
+
+    torch.save(_tensors(), at.folder / "given.safetensors")
+    return at.folder / "given.safetensors"
+
+
+WEIGHTS: Mapping[str, Callable[[Place], Path]] = {
+    "a pickle": _pickled,
+    "nothing": _raw(b""),
+    "a header of 2^60 bytes": _raw(_header(b"{}", 2**60)),
+    "a header of 90 MB": _raw(_header(b"{" + b" " * 90_000_000 + b"}")),
+    "a header of a list": _raw(_header(b"[]")),
+    "a header a hundred thousand deep": _raw(_header(b'{"a":' * DEEP)),
+    "a header that leads out": _raw(_header(b'{"a":{"dtype":"F32","shape":[9],"data_offsets":[0,36]}}')),
+    "a shape of 10^18": _raw(
+        _header(b'{"a":{"dtype":"F32","shape":[1000000000000000000],"data_offsets":[0,4]}}')
+    ),
+    "offsets below zero": _raw(_header(b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[-4,0]}}')),
+    "names that steer": lambda at: _safe(at, {EVIL: next(iter(_tensors().values()))}),
+    "no tensors": lambda at: _safe(at, {}),
+    "integers": _changed(lambda x: x.int()),
+    "complex numbers": _changed(lambda x: x.cfloat()),
+    "truths": _changed(lambda x: x.bool()),
+    "no numbers": _changed(lambda x: x + float("nan")),
+    "infinities": _changed(lambda x: x + float("inf")),
+    "doubles too large for the model": _changed(lambda x: x.double() + 1e300),
+    "another shape": _changed(lambda x: x[1:].clone()),
+    "a pipe": lambda at: _made(at, os.mkfifo),
+    "a link to a device": lambda at: _made(at, lambda path: path.symlink_to("/dev/zero")),
+    "a link to itself": lambda at: _made(at, lambda path: path.symlink_to(path)),
+    "3 GiB of zeros": lambda at: _made(at, _sparse),
+    "a folder of somebody else": lambda at: at.foreign,
+    "shards of a list": _shards([1, 2]),
+    "shards that are elsewhere": _shards({"a": "../../../etc/passwd", "b": "/etc/passwd"}),
+    "shards of numbers": _shards({"a": 1}),
+    "an index of no JSON": _raw(b"[" * DEEP, "a.safetensors.index.json"),
+}
+
+
+def _in_run(name: str) -> Callable[[Place], Path]:
+    """A run folder in which one name is a link to what belongs to somebody else."""
+
+    def make(at: Place) -> Path:
+        root = at.run().root
+        path = root / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        path.symlink_to(at.foreign if path.suffix == "" else at.foreign / "precious.txt")
+        return root
+
+    return make
+
+
+def _given_away(at: Place) -> Path:
+    os.chown(at.foreign, 12345, -1)
+    return at.foreign
+
+
+def _linked(at: Place) -> Path:
+    (at.folder / "link").symlink_to(at.foreign)
+    return at.folder / "link"
+
+
+def _looped(at: Place) -> Path:
+    (at.folder / "loop").symlink_to(at.folder / "loop")
+    return at.folder / "loop"
+
+
+def _with_checkpoint(index: str) -> Callable[[Place], Path]:
+    """A run folder with a checkpoint of somebody else."""
+
+    def make(at: Place) -> Path:
+        run = at.run()
+        folder = run.checkpoints / "step-00000009"
+        folder.mkdir(parents=True)
+        (folder / "index.json").write_text(index)
+        (folder / "index.sum").write_text(settle(folder / "index.json"))
+        return run.root
+
+    return make
+
+
+INDEX: Mapping[str, Data] = {
+    "version": 2,
+    "facts": {"step": 9, "sample": 0, "seed": 0, "fingerprint": EVIL, "extra": {}},
+    "files": {"model/w": "part-00000.safetensors"},
+    "settings": {},
+    "names": {"w": "w"},
+    "sums": {},
+}
+RUNS: Mapping[str, Callable[[Place], Path]] = {
+    "a folder of somebody else": lambda at: at.foreign,
+    "a folder of another user": _given_away,
+    "a link": _linked,
+    "a file": lambda at: at.file("x"),
+    "a device": lambda at: Path("/dev/null"),
+    "the root": lambda at: Path("/"),
+    "a folder inside a run folder": lambda at: at.run().root / "checkpoints" / "step-00000099",
+    "a link to itself": _looped,
+    "below a link to itself": lambda at: _looped(at) / "run",
+    "a name too long": lambda at: at.folder / ("x" * 300),
+    "a name with a zero": lambda at: at.folder / "x\0y",
+    **{
+        f"{name} is a link": _in_run(name) for name in ("checkpoints", "logs", "metrics", "turns", "job.json")
+    },
+    "a checkpoint of another model": _with_checkpoint(json.dumps(INDEX)),
+    "a checkpoint of a list": _with_checkpoint("[]"),
+    "a checkpoint a hundred thousand deep": _with_checkpoint("[" * DEEP),
+    "a checkpoint that leads out": _with_checkpoint(
+        json.dumps({**INDEX, "files": {"model/w": "../../../etc/passwd"}})
+    ),
+    "a checkpoint of step 10^30": _with_checkpoint(
+        json.dumps({**INDEX, "facts": INDEX["facts"] | {"step": 10**30}})
+    ),
+}
+
+
+def launches() -> Iterator[Case]:
+    for name, make in WEIGHTS.items():
+        yield refused(
+            f"weights: {name}",
+            lambda at, m=make: [*LAUNCH, f"--run={at.folder / 'new'}", f"--weights={m(at)}"],
+        )
+    for name, make in RUNS.items():
+        own = ("run",) if name.startswith("a checkpoint") else ()
+        yield Case(f"--run {name}", lambda at, m=make: [*LAUNCH, f"--run={m(at)}"], may_work=False, own=own)
+
+
 def cases(right: Mapping[str, Data]) -> list[Case]:
-    return [*texts(), *numbers(), *strings(right), *run_files(), *run_fields(), *traces(), *others()]
+    return [
+        *(*texts(), *numbers(), *strings(right), *run_files(), *run_fields(), *traces()),
+        *(*others(), *launches()),
+    ]

@@ -32,6 +32,7 @@ ORDER = (
     "planner.schedule",
     "planner.timeline",
     "planner.spatial",
+    "planner.layout",
     "planner.cluster",
     "planner.profile",
     "planner.plan",
@@ -58,6 +59,7 @@ ORDER = (
     "runtime.stage",
     "runtime.data",
     "runtime.spatial",
+    "runtime.layout",
     "runtime.update",
     "runtime.sharding",
     "runtime.checkpoint",
@@ -93,7 +95,15 @@ DRAWS = ("planner.shown", "planner.notebook")
 VIEWS = ("_repr_html_", "plot")
 MOST_LINES = 300
 MOST_FILES = 300  # in the rooms of the house as it was built
-LATER_ROOMS = ("planner.recipes", "planner.scavenge", "runtime.infer", "runtime.loop", "runtime.sharding")
+LATER_ROOMS = (
+    "planner.recipes",
+    "planner.scavenge",
+    "planner.layout",
+    "runtime.infer",
+    "runtime.loop",
+    "runtime.sharding",
+    "runtime.layout",
+)
 MOST_IN_A_ROOM = 12
 
 

@@ -20,10 +20,10 @@ from planner.capture.live_bytes import LiveBytes, meter_of, storage_of
 from planner.capture.opaque import OpaqueLayer, opaque_layers
 from planner.capture.operations import (
     Target,
-    argument_names,
     check_sizes,
     named_arguments,
     operation_of,
+    operations_of,
     samples_of,
 )
 from planner.capture.self_check import check_training
@@ -44,7 +44,6 @@ __all__ = [
     "StageModule",
     "StateUse",
     "Target",
-    "argument_names",
     "average_batch_norm",
     "capture",
     "check_sizes",
@@ -64,6 +63,7 @@ __all__ = [
     "named_arguments",
     "opaque_layers",
     "operation_of",
+    "operations_of",
     "random",
     "sample_of",
     "samples_of",

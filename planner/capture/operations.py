@@ -140,16 +140,6 @@ def operation_name(target: Target) -> str:
     return target._schema.name.replace("::", ".")
 
 
-def argument_names(target: Target) -> list[str]:
-    """Returns the names of an operation's arguments in their order.
-
-    Args: `target` may also be `average_batch_norm`.
-    """
-    if not isinstance(target, OpOverload):
-        return list(inspect.signature(target).parameters)
-    return [argument.name for argument in target._schema.arguments]
-
-
 def named_arguments(
     target: Target, args: Iterable[object], kwargs: Mapping[str, object]
 ) -> dict[str, object]:

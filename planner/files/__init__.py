@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from planner.doors import later
 from planner.files.disk import (
+    absolute,
     open_regular,
     read_bytes,
     read_text,
@@ -48,6 +49,7 @@ __all__ = [
     "Positive",
     "Text",
     "WrongKey",
+    "absolute",
     "bad_input",
     "decode",
     "find_record",

@@ -17,6 +17,11 @@ MAX_BYTES = 16 * 2**20  # of a file that people edit; the largest plan of the ex
 MAX_LINE_BYTES = 2**20
 
 
+def absolute(path: Path) -> Path:
+    """Returns the absolute path with all links followed. A link that leads to itself stays as it is."""
+    return Path(os.path.realpath(path))
+
+
 def open_regular(path: Path) -> BinaryIO:
     """Opens a file for reading, and never waits for a pipe or a device.
 

@@ -35,7 +35,7 @@ from planner.spatial.operation import (
 from planner.spatial.regrid import SPACE, Grid, Grids, Resplit
 from planner.spatial.rows_needed import Fetch, RowRun, take
 from planner.spatial.rule import Call, NoRule, Step, call_of
-from planner.spatial.rules.pointwise import POINTWISE
+from planner.spatial.rules.pointwise import AFTER, BINARY, POINTWISE, UNARY
 from planner.spatial.rules.reductions import LOSSES
 from planner.spatial.rules.resample import COUNTS, CUBIC, adaptive_rows
 from planner.spatial.rules.reshapes import RESHAPES
@@ -46,6 +46,8 @@ from planner.spatial.segment import SLIDING, Placed, Segment, cut_model, with_ta
 from planner.spatial.traffic import Cost, Price, Traffic, price
 
 __all__ = [
+    "AFTER",
+    "BINARY",
     "COUNTS",
     "CUBIC",
     "GETITEM",
@@ -61,6 +63,7 @@ __all__ = [
     "SPACE",
     "STATE",
     "TARGET",
+    "UNARY",
     "WAYS_OUT",
     "Box",
     "Call",

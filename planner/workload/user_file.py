@@ -25,6 +25,7 @@ from pathlib import Path
 from types import ModuleType
 
 from planner.errors import BadInput
+from planner.files import absolute
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
 NOT_USERS = ("<", str(Path(__file__).parents[1]), str(Path(inspect.getfile(inspect)).parent))
@@ -63,8 +64,8 @@ def outside(name: str, folders: Iterable[Path]) -> Path | None:
     """
     if not name.endswith(".py") and not Path(name).is_dir():
         return None
-    path = Path(name).resolve()
-    return None if any(path.is_relative_to(folder.resolve()) for folder in folders) else path
+    path = absolute(Path(name))
+    return None if any(path.is_relative_to(absolute(folder)) for folder in folders) else path
 
 
 class _Theirs(MetaPathFinder):

@@ -227,9 +227,22 @@ def last_sound(folder: Path, tell: Callable[[str], None]) -> Path:
 
 
 def remove_partial(folder: Path) -> None:
-    """Removes checkpoints that a run was ended in the middle of.
+    """Removes checkpoints that a run was ended in the middle of, as it wrote or removed them.
 
     Args: `folder` has the checkpoints of a run.
     """
-    for path in folder.glob(PREFIX + "*.partial"):
-        shutil.rmtree(path)
+    for path in folder.glob(PREFIX + "*"):
+        half = STEP.fullmatch(path.name) and path.is_dir() and not (path / INDEX).is_file()
+        if half or path.name.endswith(".partial"):
+            shutil.rmtree(path)
+
+
+def remove(checkpoint: Path) -> None:
+    """Removes a checkpoint. It loses its name first, so that a run which is ended meanwhile leaves no half of one.
+
+    Args: `checkpoint` is its own folder.
+    """
+    gone = checkpoint.with_suffix(".partial")
+    shutil.rmtree(gone, ignore_errors=True)
+    checkpoint.rename(gone)
+    shutil.rmtree(gone)

@@ -7,14 +7,13 @@ written and the folder gets its name, so a folder with that name is complete.
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runtime.checkpoint.integrity import INDEX, Facts, complete, folder_of, step_of
+from runtime.checkpoint.integrity import INDEX, Facts, complete, folder_of, remove, step_of
 from runtime.checkpoint.part import POLL_S, CheckpointPart, publish, until, write_part
 from runtime.checkpoint.storage import Copies, Keeping
 
@@ -139,7 +138,7 @@ class CheckpointWriter:
         steps = {step_of(path): path for path in complete(self._folder)}
         for step in self._keep.old(sorted(steps)):
             if step != spared:
-                shutil.rmtree(steps[step])
+                remove(steps[step])
 
     def _copy(self, folder: Path, copies: Copies, spared: int | None) -> None:
         """Copies a checkpoint. Where that fails the run goes on, says so, and tries with the next one."""

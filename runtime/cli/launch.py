@@ -10,6 +10,7 @@ import typer
 from planner import cli as commands
 from planner import terminal, units
 from planner.errors import BadInput, Interrupted
+from planner.files import absolute
 from runtime.cli import runs
 from runtime.cli import slurm as slurm_options
 from runtime.cli.infer import register_infer
@@ -87,14 +88,14 @@ def _settings(given: LaunchOptions, plan: Plan, folder: Path, backend: Backend) 
     settings["copies"] = runs.place(given.copies)
     if given.restarts is not None:
         settings["restarts"] = given.restarts
-    settings |= {"save_every": save_every, "weights": str(given.weights.resolve()) if given.weights else ""}
+    settings |= {"save_every": save_every, "weights": str(absolute(given.weights)) if given.weights else ""}
     if given.script:
         script, *arguments = given.script
         if backend == "inline" or not Path(script).is_file():
             raise BadInput(
                 f"cannot run '{script}'", where="launch", allowed="a file, under --local or --slurm"
             )
-        settings["script"] = (str(Path(script).resolve()), *arguments)
+        settings["script"] = (str(absolute(Path(script))), *arguments)
     return settings
 
 
@@ -124,7 +125,7 @@ def _save_every(plan: Plan, folder: Path, hours: float, given: int, out: termina
         raise BadInput("--save-every and --failure-every exclude each other")
     if not 0 < hours < float("inf"):
         raise BadInput(f"{hours} is no time", where="--failure-every", allowed="hours, more than 0")
-    there = next(path for path in (folder.resolve(), *folder.resolve().parents) if path.is_dir())
+    there = next(path for path in (absolute(folder), *absolute(folder).parents) if path.is_dir())
     size = sum(worker.parameters + worker.optimizer for worker in plan.prediction.memory)
     cost_s, step_s = checkpoints.write_s(there, size), plan.prediction.step_ns * 1e-9
     steps = checkpoints.steps_between(step_s, cost_s, hours * 3600)

@@ -13,6 +13,7 @@ import typer
 from planner import files, terminal
 from planner.cli import Force, Json, PlanFile, RunFolder
 from planner.errors import BadInput
+from planner.files import absolute
 from planner.shown import one_line, printable
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def place(url: str | None) -> str:
 
     Args: `url` is a path of fsspec, or None.
     """
-    return "" if url is None else url if ":" in url else str(Path(url).resolve())
+    return "" if url is None else url if ":" in url else str(absolute(Path(url)))
 
 
 def status(run: RunFolder, as_json: Json = False) -> None:
@@ -198,7 +199,7 @@ def _probed(output: Path, ranks: int, nodes: int, srun: list[str]) -> Found:
     from runtime import probe, slurm
 
     # Beside the file to be written, since nodes may not share this machine's place for temporary ones.
-    with tempfile.TemporaryDirectory(prefix=".probe-", dir=output.resolve().parent) as folder:
+    with tempfile.TemporaryDirectory(prefix=".probe-", dir=absolute(output).parent) as folder:
         if not nodes:
             return probe.local(Path(folder), ranks)
         words = [f"--{key}={value}" for key, value in slurm.pairs(srun, "--srun").items()]

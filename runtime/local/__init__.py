@@ -11,8 +11,6 @@ from runtime.local.supervise import (
     START_S,
     be_a_rank,
     die_with_parent,
-    log_end,
-    stands_at,
     supervise,
 )
 
@@ -22,8 +20,6 @@ __all__ = [
     "LocalBackend",
     "be_a_rank",
     "die_with_parent",
-    "log_end",
-    "stands_at",
     "start",
     "supervise",
 ]

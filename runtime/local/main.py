@@ -91,6 +91,9 @@ def main(folder: str, parent: str) -> int:
         note_attempt(paths, begun)
         ranks = rank_main(paths, again, plan, model)
         outcome = supervise(paths, len(plan.places), job.deadline_s, ranks, told)
+        if (gone := runfolder.removed(paths)) is not None:
+            print(gone.cause, flush=True)
+            return gone.status
         end = {"state": outcome.state, "cause": outcome.cause, "rank": outcome.rank}
         note_attempt(paths, replace(begun, end_s=time.time(), **end))  # type: ignore[arg-type]
         spent = len(runfolder.in_vain(tries, checkpoints.newest(paths.checkpoints))) > job.restarts

@@ -61,12 +61,15 @@ class LocalBackend:
             if time.monotonic() >= end_s:
                 raise TimeoutError(f"{self.paths.root} has not ended after {timeout_s:g} s")
             assert look is not None
-            look()
+            if runfolder.removed(self.paths) is None:
+                look()
             pause_s = min(1.5 * pause_s, LAST_LOOK_S)
         if self.paths.cancelled.exists():
             return Outcome("cancelled")
         if (found := runfolder.outcome_of(self.paths)) is not None:
             return found
+        if (gone := runfolder.removed(self.paths)) is not None:
+            return gone
         status = "" if self.process is None else f" with status {self.process.returncode}"
         return Outcome("failed", cause=f"the supervisor ended{status}")
 

@@ -11,7 +11,6 @@ import faulthandler
 import json
 import mmap
 import os
-import re
 import signal
 import sys
 import time
@@ -19,16 +18,25 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NoReturn
 
-from runtime.runfolder import BEAT, LOG_LOOK_S, Outcome, Paths, read_cause, write_cause, write_whole
+from runtime.runfolder import (
+    BEAT,
+    LOG_LOOK_S,
+    Outcome,
+    Paths,
+    is_stopped,
+    log_end,
+    read_cause,
+    stands_at,
+    write_cause,
+    write_whole,
+)
 
 POLL_S = 0.05
 START_S = 600.0  # until the first beat: capturing and loading
 GRACE_S = 1.0  # after the first failure, for causes that are still being written
 STACKS_S = 0.5  # until ranks have written their stacks
-MOST_STACK_BYTES = 2**20
 PR_SET_PDEATHSIG = 1
 
 Asked = Callable[[], tuple[str, str] | None]  # whether all is to end: state and cause
@@ -91,7 +99,8 @@ class RankWatch:
                 os.kill(rank.pid, signal.SIGUSR2)
         time.sleep(STACKS_S)
         return (
-            f"{stands_at(self._paths.log(hung), at)}; the stacks of {len(logs)} ranks are in {logs[0].parent}"
+            f"{stands_at(self._paths.log(hung), at, self._ranks[hung].pid)}; "
+            f"the stacks of {len(logs)} ranks are in {logs[0].parent}"
         )
 
     def _reap(self) -> int | None:
@@ -147,6 +156,8 @@ class RankWatch:
         limit = {n: self._deadline_s if rank.count else START_S for n, rank in alive.items()}
         if any(now - rank.since_s <= limit[n] for n, rank in alive.items()):
             return None  # who waits for one that still moves, be it slowly, does not hang
+        for rank in alive.values():
+            rank.waiting &= not is_stopped(rank.pid)  # it waits for nobody who cannot run
         # Who waits is stopped by who does not; among equals the one that stood still first.
         return min(alive, key=lambda n: (alive[n].waiting, alive[n].since_s))
 
@@ -207,12 +218,19 @@ def _be_a_rank(paths: Paths, rank: int, parent: int, main: Callable[[int], None]
     be_a_rank(paths, rank, parent, run)
 
 
-def be_a_rank(paths: Paths, rank: int, parent: int, main: Callable[[], int]) -> NoReturn:
+def be_a_rank(
+    paths: Paths,
+    rank: int,
+    parent: int,
+    main: Callable[[], int],
+    is_followed: Callable[[], bool] = lambda: False,
+) -> NoReturn:
     """Runs `main` as a rank and ends this process with its exit status, whatever happens.
 
     Standard output and errors go to the rank's log. An exception is written down as the rank's cause, on a
     full disk too.
-    Args: `parent` is the process with which this one dies.
+    Args: `parent` is the process with which this one dies; `is_followed` says whether the files are those of ranks that
+      came after.
     """
     status = 1
     try:
@@ -225,15 +243,22 @@ def be_a_rank(paths: Paths, rank: int, parent: int, main: Callable[[], int]) -> 
     except SystemExit as end:
         status = _status_of(end)
         if status:
-            write_cause(paths, rank, end)
+            _note(paths, rank, end, is_followed)
     except BaseException as error:
-        write_cause(paths, rank, error)
+        _note(paths, rank, error, is_followed)
         traceback.print_exception(error)
     finally:
         with suppress(OSError):
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(status)
+
+
+def _note(paths: Paths, rank: int, error: BaseException, is_followed: Callable[[], bool]) -> None:
+    """Writes down what ends a rank. Where the run folder is gone, nobody is left to read it."""
+    with suppress(OSError):
+        if not is_followed():
+            write_cause(paths, rank, error)
 
 
 def say_stacks() -> None:
@@ -243,25 +268,6 @@ def say_stacks() -> None:
     """
     faulthandler.enable(file=2)
     faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)
-
-
-def log_end(log: Path) -> int:
-    """Returns the size of a log, 0 where there is none."""
-    return log.stat().st_size if log.exists() else 0
-
-
-def stands_at(log: Path, since: int) -> str:
-    """Returns the innermost line of Python that a rank has written as its place; empty where it wrote none.
-
-    Args: `since` is the size that the log had before the rank was asked.
-    """
-    with suppress(OSError), log.open("rb") as file:
-        file.seek(since)
-        text = file.read(MOST_STACK_BYTES).decode(errors="replace")
-        main = text.rpartition("Current thread")[2].partition("\n")[2].partition("\n\n")[0]
-        found = re.search(r'File "([^"]+)", line (\d+) in (\S+)', main)
-        return f", at {found[1]}:{found[2]} in {found[3]}" if found else ""
-    return ""
 
 
 def _status_of(end: SystemExit) -> int:

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from planner.errors import ShardwrightError
+from planner.files import absolute
 from planner.terminal import Report
 from runtime import slurm
 from runtime.local import supervise
@@ -77,7 +78,7 @@ def by_srun(
     Args: `words` are further options of srun; `folder` is seen by all nodes; `python` runs on them.
     Raises: ProbeFailed where srun fails.
     """
-    paths = Paths(folder.resolve()).make()
+    paths = Paths(absolute(folder)).make()
     command = [
         "srun",
         f"--nodes={nodes}",

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 from planner.doors import later
 from runtime.runfolder.claim import claimed
 from runtime.runfolder.drift import DriftWatch, outside_bars
-from runtime.runfolder.durable import append, keep_room, write_durably, write_whole
+from runtime.runfolder.durable import append_step, keep_room, write_durably, write_whole
 from runtime.runfolder.evaluations import Evaluated, evaluations_of, write_evaluation
 from runtime.runfolder.holder import (
     RunProcess,
     cancel,
     find,
+    is_stopped,
     last_number,
     note_process,
     numbered,
@@ -49,10 +50,13 @@ from runtime.runfolder.outcome import (
     attempts,
     in_vain,
     is_secondary,
+    log_end,
     note_attempt,
     open_run,
     outcome_of,
     read_cause,
+    removed,
+    stands_at,
     tell,
     write_cause,
 )
@@ -83,7 +87,7 @@ __all__ = [
     "Result",
     "RunProcess",
     "StepMetrics",
-    "append",
+    "append_step",
     "attempts",
     "cancel",
     "check",
@@ -92,8 +96,10 @@ __all__ = [
     "find",
     "in_vain",
     "is_secondary",
+    "is_stopped",
     "keep_room",
     "last_number",
+    "log_end",
     "losses_of",
     "mean_loss",
     "note_attempt",
@@ -107,7 +113,9 @@ __all__ = [
     "read_cause",
     "recent",
     "release",
+    "removed",
     "result_of",
+    "stands_at",
     "steps_of",
     "take_number",
     "tell",

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from planner.errors import BadInput
-from planner.files import find_record
+from planner.files import absolute, find_record
 from runtime.runfolder.holder import RunProcess, note_process, of, refuse_held, take_number
 from runtime.runfolder.paths import Paths
 
@@ -33,8 +33,9 @@ def claimed(folder: Path, refuse: Callable[[Paths], None]) -> Iterator[Paths]:
     """
     try:
         if folder.is_symlink():
-            raise BadInput("is a link", where=str(folder), allowed=f"the folder itself, {folder.resolve()}")
-        paths = Paths(folder.resolve())
+            raise BadInput("is a link", where=str(folder), allowed=f"the folder itself, {absolute(folder)}")
+        paths = Paths(absolute(folder))
+        _refuse_inner(paths)
         new = [path for path in (paths.root, *paths.root.parents) if not path.exists()]
         mode = _own(paths, new)
     except (OSError, ValueError) as error:
@@ -50,6 +51,15 @@ def claimed(folder: Path, refuse: Callable[[Paths], None]) -> Iterator[Paths]:
         except BaseException:
             _leave(paths, new, mode)
             raise
+
+
+def _refuse_inner(paths: Paths) -> None:
+    """Raises BadInput where a folder lies inside a run folder, which another run writes and cleans."""
+    around = next((path for path in paths.root.parents if Paths(path).job.is_file()), None)
+    if around is not None:
+        raise BadInput(
+            f"lies inside the run folder {around}", where=str(paths.root), allowed="a folder beside it"
+        )
 
 
 def _own(paths: Paths, new: Sequence[Path]) -> int | None:

@@ -189,8 +189,24 @@ def _start_of(pid: int) -> str:
     if pid < 1:
         return ""
     try:
-        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        state, *rest = _stat(pid)
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except (OSError, ValueError):
         return ""
     return "" if state == "Z" else f"{rest[18]} {boot}"
+
+
+def is_stopped(pid: int) -> bool:
+    """Returns whether a signal or a debugger has stopped a process, which then cannot go on by itself.
+
+    Args: `pid` is a process of this host; one that has ended is not stopped.
+    """
+    try:
+        return _stat(pid)[0] in ("T", "t")
+    except (OSError, IndexError):
+        return False
+
+
+def _stat(pid: int) -> list[str]:
+    """Returns what the kernel says of a process, beginning with its state."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

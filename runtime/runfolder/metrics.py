@@ -171,6 +171,8 @@ class MetricLines:
             Path, deque[tuple[int, Machine]]
         ] = {}  # of the last steps, with the start of the run
         self._tries: dict[tuple[int, int], _Try] = {}  # by generation and step
+        self._files: dict[Path, int] = {}  # as the file system numbers them
+        self._latest: dict[Path, tuple[int, int]] = {}
 
     def complete(self) -> Iterator[tuple[int, int, StepMetrics]]:
         """Yields the steps that have become complete since the last call.
@@ -202,11 +204,22 @@ class MetricLines:
         A line that is still being written is left for the next call. A line that its rank never finished is
         skipped.
         """
+        seen = self._seen_again(path)
         for line in whole_lines(path, start=self._read.get(path, 0), max_bytes=MOST_BYTES):
             self._read[path] = self._read.get(path, 0) + len(line)
             row = _row(line, path)
-            if row is not None:
+            if row is not None and (key := (row["generation"], row["step"])) > seen:
+                self._latest[path] = key
                 yield row
+
+    def _seen_again(self, path: Path) -> tuple[int, int]:
+        """Begins anew with a file that its rank has thinned out, and returns the last step of it that was read before."""
+        with suppress(OSError):
+            file = path.stat().st_ino
+            if self._files.setdefault(path, file) != file:
+                self._files[path], self._read[path] = file, 0
+                return self._latest.get(path, (-1, -1))
+        return -1, -1
 
 
 def _last(path: Path, last_bytes: int) -> int:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import mmap
+import re
 import shutil
 import struct
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from planner.errors import BadInput, Interrupted
-from planner.files import find_record, read_lines
+from planner.files import absolute, find_record, read_lines
 from runtime.runfolder.durable import FULL, append_durably, write_durably
+from runtime.runfolder.holder import is_stopped
 from runtime.runfolder.paths import Paths
+
+MOST_STACK_BYTES = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +75,7 @@ def open_run(folder: Path) -> Paths:
     Args: `folder` may be relative.
     Raises: BadInput where `folder` is no run folder.
     """
-    paths = Paths(folder.resolve())
+    paths = Paths(absolute(folder))
     if not paths.job.exists():
         raise BadInput("is no run folder", where=str(folder), allowed="a folder that launch made")
     return paths
@@ -190,9 +195,39 @@ def is_secondary(error: BaseException) -> bool:
     return told or (isinstance(error, RuntimeError) and any(word in str(error) for word in words))
 
 
+def removed(paths: Paths) -> Outcome | None:
+    """Returns the outcome of a run whose folder somebody has removed or replaced by a link, None where it is there."""
+    if paths.root.is_symlink():
+        return Outcome("failed", cause=f"somebody has replaced {paths.root} by a link, which is not followed")
+    if paths.job.exists():
+        return None
+    return Outcome("failed", cause=f"somebody has removed {paths.root}: nothing is left to go on from")
+
+
 def tell(paths: Paths, outcome: Outcome) -> None:
     """Writes the outcome of a run, for everyone who looks at it. Nothing is started again afterwards.
 
     Args: `outcome` replaces an earlier one.
     """
     write_durably(paths, paths.outcome, json.dumps(asdict(outcome)))
+
+
+def log_end(log: Path) -> int:
+    """Returns the size of a log, 0 where there is none."""
+    return log.stat().st_size if log.exists() else 0
+
+
+def stands_at(log: Path, since: int, pid: int) -> str:
+    """Returns the innermost line of Python that a rank has written as its place; empty where it wrote none.
+
+    Args: `since` is the size that the log had before the rank was asked; `pid` is its process.
+    """
+    if is_stopped(pid):
+        return ", stopped by a signal"
+    with suppress(OSError), log.open("rb") as file:
+        file.seek(since)
+        text = file.read(MOST_STACK_BYTES).decode(errors="replace")
+        main = text.rpartition("Current thread")[2].partition("\n")[2].partition("\n\n")[0]
+        found = re.search(r'File "([^"]+)", line (\d+) in (\S+)', main)
+        return f", at {found[1]}:{found[2]} in {found[3]}" if found else ""
+    return ""

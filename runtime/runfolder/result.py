@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 from planner.errors import ShardwrightError
 from planner.timeline import Timeline, concatenate
 from runtime.runfolder.metrics import losses_of
-from runtime.runfolder.outcome import Outcome
+from runtime.runfolder.outcome import Outcome, removed
 from runtime.runfolder.paths import Paths
 
 MOST_EVENTS = 2_000_000  # in a gathered trace: about 100 MB
@@ -50,14 +51,17 @@ def result_of(paths: Paths, ranks: int, outcome: Outcome) -> Result:
     Args: `ranks` is the number of ranks that may have left a trace; `outcome` says how the run ended.
     Returns: losses by step, and the Timeline of all ranks.
     """
-    timeline = trace_of(paths, ranks)
+    newest, timeline = _newest(_parts(paths, ranks)), trace_of(paths, ranks)
     if len(timeline):
         part = paths.trace.with_name(f"{paths.trace.stem}.part{paths.trace.suffix}")
         timeline.save(part)
+        if newest:
+            os.utime(part, ns=(newest, newest))
         part.rename(paths.trace)
     losses = losses_of(paths)
     lines = [json.dumps({"step": step, "loss": loss}) + "\n" for step, loss in losses.items()]
-    paths.metrics.write_text("".join(lines))
+    if removed(paths) is None:
+        paths.metrics.write_text("".join(lines))
     return Result(
         state=outcome.state,
         losses=losses,
@@ -77,12 +81,22 @@ def trace_of(paths: Paths, ranks: int) -> Timeline:
     Returns: the Timeline of all ranks, empty where none has left any.
     Raises: BadInput where a file is no trace.
     """
-    parts = [path for rank in range(ranks) if (path := paths.rank_trace(rank)).exists()]
-    if paths.trace.exists():
-        gathered = paths.trace.stat().st_mtime_ns
-        if all(path.stat().st_mtime_ns <= gathered for path in parts):
-            return Timeline.load(paths.trace)
+    parts = _parts(paths, ranks)
+    if paths.trace.exists() and _newest(parts) in (0, paths.trace.stat().st_mtime_ns):
+        return Timeline.load(paths.trace)
     return gather(parts) if parts else Timeline()
+
+
+def _parts(paths: Paths, ranks: int) -> list[Path]:
+    return [path for rank in range(ranks) if (path := paths.rank_trace(rank)).exists()]
+
+
+def _newest(parts: Sequence[Path]) -> int:
+    """Returns the time of the newest trace of a rank, 0 without any.
+
+    A gathered trace has the same time. Which of the two is later is not asked, since clocks are set back.
+    """
+    return max((path.stat().st_mtime_ns for path in parts), default=0)
 
 
 def gather(parts: Sequence[Path]) -> Timeline:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -65,10 +65,12 @@ class FolderLock:
 
 
 @contextmanager
-def taken(paths: Paths, job: str) -> Iterator[None]:
+def taken(paths: Paths, job: str) -> Iterator[Callable[[], bool]]:
     """Holds the lock of a run folder while the context lasts.
 
+    SLURM may start a job again while its first node cannot be reached, and a supervisor there goes on. It loses the lock.
     Args: `job` is this job, as SLURM names it.
+    Yields: a function that says whether the lock is still held.
     Raises: FolderBusy where another job holds the lock.
     """
 
@@ -85,10 +87,18 @@ def taken(paths: Paths, job: str) -> Iterator[None]:
     path = runfolder.take_number(paths.turns, json.dumps(asdict(mine)), over)
     if path is None:
         raise FolderBusy(busy, paths)
+    for old in paths.turns.iterdir():
+        if old.name.isdecimal() and int(old.name) < int(path.name):
+            old.unlink(missing_ok=True)
+
+    def is_held() -> bool:
+        return FolderLock.read(path) == mine
+
     try:
-        yield
+        yield is_held
     finally:
-        path.unlink(missing_ok=True)
+        if is_held():
+            path.unlink(missing_ok=True)
 
 
 def refuse(paths: Paths) -> None:

@@ -60,6 +60,8 @@ class SlurmBackend:
                 raise TimeoutError(f"{self.paths.root} has not ended after {timeout_s:g} s")
             if now - asked > ASK_S[now - begin > OLD_S]:
                 asked = now
+                if (gone := runfolder.removed(self.paths)) is not None:
+                    return gone
                 if look is not None:
                     look()
                 if (ended := self._given_up()) is not None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planner.errors import BadInput, ShardwrightError
-from planner.files import refuse_overwrite, write_whole
+from planner.files import absolute, refuse_overwrite, write_whole
 from runtime.slurm import commands, limits, script, state
 from runtime.slurm.options import Options
 from runtime.slurm.task_layout import TaskLayout
@@ -172,7 +172,7 @@ def run(
     for target in targets:
         refuse_overwrite(target, force)
     # Beside the file to be written, since nodes may not share this machine's place for temporary ones.
-    folder = Path(tempfile.mkdtemp(prefix=".profile-", dir=output.resolve().parent))
+    folder = Path(tempfile.mkdtemp(prefix=".profile-", dir=absolute(output).parent))
     jobs = [
         Measurement(kind=kind, words=tuple(words), folder=folder, directory=Path.cwd(), python=sys.executable)
         for kind in found

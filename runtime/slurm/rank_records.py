@@ -90,7 +90,10 @@ def _failed(
             return Outcome("failed", record.rank, f"rank {record.rank} on {record.host} {how}", exits)
     if any(record.state == "hung" for record in found):
         first = min((r for r in found if r.state in ("hung", "ended")), key=lambda r: (r.waiting, -r.still_s))
+        where = ", ".join(sorted(set(hosts)))
         doing = "waits for another rank" if first.waiting else "is in a call of its own"
+        if all(record.waiting for record in found):
+            doing = f"waits as all ranks do: messages between {where} do not arrive"
         what = f"rank {first.rank} on {first.host} made no progress for {first.still_s:.1f} s and {doing}{first.at}; the stacks of all ranks are in their logs"
         return Outcome("hung", first.rank, what, exits)
     for record in found:

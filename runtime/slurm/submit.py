@@ -13,6 +13,7 @@ from pathlib import Path
 
 from planner import verify
 from planner.errors import BadInput, Infeasible, ShardwrightError
+from planner.files import absolute
 from planner.model import ModelGraph
 from planner.plan import Plan
 from planner.units import format_duration
@@ -39,7 +40,7 @@ def request(
     """
     return scripts.JobRequest(
         name=name,
-        folder=folder.resolve(),
+        folder=absolute(folder),
         directory=Path.cwd(),
         layout=task_layout.of(plan),
         threads=job.threads,
@@ -63,7 +64,7 @@ def check(plan: Plan, graph: ModelGraph | None, folder: Path, job: Job, options:
     limits.check(
         limits.known(), wanted, job.threads, job.device == "cuda", limits.effective(options, os.environ)
     )
-    place, warnings = str(folder.resolve()), _check_time(plan, graph, folder, options)
+    place, warnings = str(absolute(folder)), _check_time(plan, graph, folder, options)
     if len(wanted.tasks) > 1 and place.startswith(tuple(f"{name}/" for name in LOCAL_FOLDERS)):
         warnings.append(
             f"{place} is mostly a node's own: a run on several nodes needs a folder that they share"
@@ -96,7 +97,7 @@ def _check_time(plan: Plan, graph: ModelGraph | None, folder: Path, options: Opt
 
 def _there(folder: Path) -> Path:
     """Returns the run folder, or the nearest folder above it that exists."""
-    return next(path for path in (folder.resolve(), *folder.resolve().parents) if path.exists())
+    return next(path for path in (absolute(folder), *absolute(folder).parents) if path.exists())
 
 
 def _check_disk(graph: ModelGraph, folder: Path, job: Job) -> None:
@@ -192,7 +193,7 @@ def prepared(
     from runtime.train import Model, prepare
 
     text = scripts.text(request(plan, name, folder, job, flexible), options)
-    folder_lock.refuse(Paths(folder.resolve()))
+    folder_lock.refuse(Paths(absolute(folder)))
     model = Model.of(plan, workload)
     warnings = check(plan, model.captured.graph, folder, job, options)
     if flexible is not None:

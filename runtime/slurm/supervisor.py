@@ -1,5 +1,4 @@
-"""The supervisor of a SLURM job: `python -P -m runtime.slurm.supervisor FOLDER --requeues N --restarts N --
-srun ...`
+"""The supervisor of a SLURM job: `python -P -m runtime.slurm.supervisor FOLDER --requeues N --restarts N -- srun ...`
 
 It starts the ranks by srun. When a rank was killed, hung or vanished, it starts them again from the last
 complete checkpoint. It hands on the signal that comes before the time limit. When the ranks have stopped with
@@ -15,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -55,6 +54,7 @@ class Supervisor:
     restarts: int
     elastic: bool
     environment: Mapping[str, str]
+    is_held: Callable[[], bool]  # whether the lock of the folder is still this supervisor's
     told: set[int] = field(default_factory=set)
     to_tell: bool = False  # the ranks, to stop with a checkpoint
 
@@ -95,7 +95,10 @@ class Supervisor:
             return self._end(Outcome("failed", cause=cause))
         while True:
             outcome = self._try()
-            if outcome.state == "stopped" and self._may_go_on():
+            if not self.is_held():
+                print("SLURM has started the job elsewhere: this supervisor says nothing more", flush=True)
+                return outcome.status
+            if (outcome.state == "stopped" or self._lost_nodes(outcome)) and self._may_go_on():
                 return self._requeue(outcome)
             transient = outcome.state in ("hung", "lost") or any(status < 0 for status in outcome.exits)
             spent = self._tries_in_vain() > self.restarts or not self.restarts
@@ -138,8 +141,7 @@ class Supervisor:
         return "the supervisor of the job was killed, by hand or for its memory"
 
     def _try(self) -> Outcome:
-        job = runfolder.read(self.paths)
-        before = attempts(self.paths)
+        job, before = runfolder.read(self.paths), attempts(self.paths)
         generation = max(job.generation, before[-1].generation + 1 if before else 0)
         replace(job, generation=generation).write(self.paths)
         for old in (*self.paths.causes(), self.paths.outcome):
@@ -158,6 +160,8 @@ class Supervisor:
         )
         note_attempt(self.paths, attempt)
         outcome = rank_records.outcome(self.paths, self.hosts, generation, self._run_step(generation))
+        if not self.is_held():
+            return outcome
         if signal.SIGTERM in self.told:
             outcome = rank_records.by_slurm(outcome, self.nodes)
         note_attempt(
@@ -193,10 +197,15 @@ class Supervisor:
         cancelled = signal.SIGTERM in self.told or self.paths.cancelled.exists()
         return not cancelled and 0 < self.requeues >= self._starts_in_vain()
 
+    def _lost_nodes(self, outcome: Outcome) -> bool:
+        """Returns whether srun starts no rank on nodes where this start of the job has had ranks before."""
+        ours = [x for x in attempts(self.paths) if self._is_ours(x) and x.requeues == self.restart]
+        return len(ours) > 1 and outcome.rank is None and outcome.state == "failed"
+
     def _requeue(self, outcome: Outcome) -> int:
         print(f"{outcome.cause}; queueing the job again", flush=True)
         if not commands.requeue(commands.job_name(self.environment)):
-            return self._end(outcome)
+            return outcome.status if self._lost_nodes(outcome) else self._end(outcome)  # SLURM decides
         time.sleep(REQUEUED_S)  # SLURM ends this process before
         return STOPPED
 
@@ -247,11 +256,11 @@ def main(arguments: Sequence[str]) -> int:
     paths = Paths(given.folder)
     try:
         name = commands.job_name(os.environ)
-        with folder_lock.taken(paths, name):
+        with folder_lock.taken(paths, name) as is_held:
             if _be_known(paths, name):
                 for old in (paths.cancelled, paths.outcome):
                     old.unlink(missing_ok=True)
-            return _supervise(paths, given)
+            return _supervise(paths, given, is_held)
     except folder_lock.FolderBusy as error:  # nothing is said of the run, which is another's
         _be_known(paths, error.job)
         print(f"error: {error}", file=sys.stderr, flush=True)
@@ -260,7 +269,7 @@ def main(arguments: Sequence[str]) -> int:
         return _failed(paths, error)
 
 
-def _supervise(paths: Paths, given: argparse.Namespace) -> int:
+def _supervise(paths: Paths, given: argparse.Namespace, is_held: Callable[[], bool]) -> int:
     try:
         plan = plans.load(paths.plan)
         if shutil.which(given.command[0]) is None:
@@ -273,6 +282,7 @@ def _supervise(paths: Paths, given: argparse.Namespace) -> int:
             given.restarts,
             given.elastic,
             dict(os.environ),
+            is_held,
         )
         supervisor.listen()
         return supervisor.run()

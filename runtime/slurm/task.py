@@ -21,8 +21,8 @@ from planner import plan as plans
 from planner.errors import ShardwrightError
 from planner.plan import Plan
 from runtime import runfolder
-from runtime.local import STACKS_S, START_S, be_a_rank, log_end, stands_at
-from runtime.runfolder import BEAT, LOG_LOOK_S, STOPPED, Heartbeat, Job, Paths
+from runtime.local import STACKS_S, START_S, be_a_rank
+from runtime.runfolder import BEAT, LOG_LOOK_S, STOPPED, Heartbeat, Job, Paths, log_end, stands_at
 from runtime.slurm import task_layout
 from runtime.slurm.rank_records import RankRecord
 from runtime.slurm.task_layout import Granted
@@ -54,7 +54,8 @@ def main(folder: str) -> int:
     pid = os.fork()
     if pid == 0:
         beats = Heartbeat(Path(f"/proc/self/fd/{heart}"), 0, 1)
-        be_a_rank(paths, here.rank, parent, partial(_train, paths, job, plan, here.rank, beats))
+        train = partial(_train, paths, job, plan, here.rank, beats)
+        be_a_rank(paths, here.rank, parent, train, partial(_is_followed, paths, job))
     keeper = Keeper(paths, job, here, heart, pid)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
     return keeper.keep()
@@ -69,6 +70,14 @@ def _job_of(job: Job, environment: Mapping[str, str]) -> Job:
         return job
     again = int(environment.get("TORCHELASTIC_RESTART_COUNT", "0"))
     return replace(job, rendezvous=runfolder.TORCHRUN, generation=job.generation + again)
+
+
+def _is_followed(paths: Paths, job: Job) -> bool:
+    """Returns whether the ranks were started anew elsewhere, as SLURM does where a node cannot be reached."""
+    try:
+        return runfolder.read(paths).generation > job.generation
+    except (ShardwrightError, OSError):  # the folder is gone
+        return False
 
 
 @dataclass
@@ -117,6 +126,8 @@ class Keeper:
             if time.monotonic() > self._look_s:
                 self._look_s = time.monotonic() + LOG_LOOK_S
                 self._paths.bound_log(self._paths.log(self._record.rank))
+                if _is_followed(self._paths, self._job):
+                    return self._end("ended")
             if self._told:
                 if self._told == signal.SIGTERM and self._paths.failed(self._job.generation).exists():
                     return self._end("ended")
@@ -130,6 +141,7 @@ class Keeper:
         count, waiting = BEAT.unpack(self._heart[:])
         if count != seen.count:
             seen.count, seen.waiting, seen.since_s = count, bool(waiting), now
+        seen.waiting &= not runfolder.is_stopped(self._pid)  # it waits for nobody who cannot run
         deadline_s = self._job.deadline_s if seen.count else START_S
         # Who waits leaves it to the keeper of the one waited for to say so first.
         return now - seen.since_s > deadline_s + (PATIENCE_S if seen.waiting else 0.0)
@@ -150,7 +162,7 @@ class Keeper:
         os.kill(self._pid, signal.SIGUSR2)
         time.sleep(STACKS_S)
         self._said = True
-        self._record = replace(self._record, at=stands_at(log, at))
+        self._record = replace(self._record, at=stands_at(log, at, self._pid))
 
     def _another_hangs(self) -> bool:
         """Returns whether this rank waits for one that stands still, and has not yet said where it waits."""
@@ -168,6 +180,8 @@ class Keeper:
         return self._leave(state, status)
 
     def _leave(self, state: str, status: int) -> int:
+        if _is_followed(self._paths, self._job):  # the files are those of the ranks that came after
+            return 1
         still = time.monotonic() - self._beat.since_s
         end = replace(
             self._record, state=state, status=status, waiting=self._beat.waiting, still_s=round(still, 1)

@@ -8,10 +8,11 @@ Start at `ranks.py` (`sharing`: the groups of a plan), then `analyse.py` (what i
 """
 
 from runtime.spatial.box import BoxRunner, ShardRunner
-from runtime.spatial.group import GroupWire, SampleGroup
+from runtime.spatial.group import GroupWire, SampleGroup, Wire
 from runtime.spatial.kernels.norm import OverReplicas
+from runtime.spatial.operation import call_named
 from runtime.spatial.ranks import AloneShard, sharing
-from runtime.spatial.shard import called
+from runtime.spatial.shard import called, matched
 
 __all__ = [
     "AloneShard",
@@ -20,6 +21,9 @@ __all__ = [
     "OverReplicas",
     "SampleGroup",
     "ShardRunner",
+    "Wire",
+    "call_named",
     "called",
+    "matched",
     "sharing",
 ]

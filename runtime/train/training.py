@@ -19,7 +19,7 @@ from runtime.checkpoint import Checkpoint, CheckpointWriter, Facts
 from runtime.execute import Pulse, Resident, Tensors
 from runtime.loop import Around
 from runtime.rank import Rank, RankOptions, assemble, sleeping
-from runtime.runfolder import DriftWatch, Evaluated, Heartbeat, Job, Losses, Paths, append
+from runtime.runfolder import DriftWatch, Evaluated, Heartbeat, Job, Losses, Paths, append_step
 from runtime.train.prepare import Model, kept
 from runtime.train.stop import NO_STOP, Stop
 from runtime.train.tensorboard import Board, board
@@ -174,7 +174,7 @@ class Training:
         row |= self._around.of_update()
         if self.world.device.type == "cpu":
             row["machine"] = self._machine()
-        append(self.paths.rank_metrics(self.world.rank), json.dumps(row))
+        append_step(self.paths.rank_metrics(self.world.rank), json.dumps(row))
         if self._board is not None:
             self._board.look()
 

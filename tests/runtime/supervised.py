@@ -22,6 +22,7 @@ def rank_main(paths: Paths, how: str, rank: int) -> None:
         if step == 0 and rank == 3 and how == "raise":
             _start_a_loader(paths)
         if step == 10 and rank == 2:
+            heart.beat(how == "stop while it waits")
             _misbehave(how)
         if step > 10 and how != "well":
             _follow(heart, how, rank)
@@ -47,7 +48,7 @@ def _misbehave(how: str) -> None:
         raise SystemExit(5)
     if how == "hang":
         time.sleep(1000)
-    if how == "stop":
+    if how.startswith("stop"):
         os.kill(os.getpid(), signal.SIGSTOP)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from random import Random
 
@@ -11,6 +12,7 @@ from planner.errors import BadInput
 from planner.plan import Plan
 from planner.schedule import FAMILIES, generate
 from tests.captures import captured_of
+from tests.draws import covering
 from tests.pool import Pool
 from tests.runtime.compare import distance, expected, run
 from tests.runtime.plans import plan_for
@@ -48,8 +50,9 @@ def sample(family: str) -> dict[str, int]:
     raise AssertionError(family)
 
 
-@pytest.mark.parametrize("double", [False, True])
-@pytest.mark.parametrize("family", FAMILY_NAMES)
+@pytest.mark.parametrize(
+    ("family", "double"), covering(product(FAMILY_NAMES, [False, True]), kinds=lambda case: case)
+)
 def test_skips_ties_integers_and_frozen_layers_make_no_difference(
     family: str, double: bool, pool: Pool, tmp_path: Path
 ) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.captures import captured_of
+from tests.draws import part
 from tests.pool import Pool
 from tests.runtime.compare import distance, expected, run
 from tests.runtime.test_equality import HERE, plan_of
@@ -59,7 +60,7 @@ CASES: dict[str, tuple[str, dict[str, str], dict[str, object]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", part(CASES, 6))
 def test_a_model_trains_under_a_plan_as_in_one_process(case: str, pool: Pool, tmp_path: Path) -> None:
     workload, arguments, shape = CASES[case]
     plan, steps = plan_of(workload, arguments, **shape), 1 if workload == "resnet50" else 3

@@ -242,6 +242,12 @@ class Cluster:
         )
         (self.root / f"{name}.net").touch()
 
+    def start_slurmd(self, number: int) -> None:
+        """On a node that is up, whose daemon has ended."""
+        first, name = self.first_process(number), f"n{number}"
+        there = ("nsenter", f"--target={first}", "--mount", "--uts", "--net", "--pid")
+        self._start(f"{name}-slurmd", [*there, "slurmd", "-D", "-N", name, "-f", f"{self.root}/slurm.conf"])
+
     def kill_node(self, number: int) -> None:
         """The machine is gone, with everything on it."""
         self._stop(f"n{number}")

@@ -54,5 +54,6 @@ PartitionName=urgent Nodes=ALL MaxTime=60 State=UP PriorityTier=20 PreemptMode=O
 NODE = """\
 until [ -e {root}/{name}.net ]; do sleep 0.02; done
 hostname {name} && mount --bind {root}/hosts /etc/hosts && mount --bind {root}/empty {root}/bin || exit 1
-slurmd -D -N {name} -f {root}/slurm.conf & wait $!
+slurmd -D -N {name} -f {root}/slurm.conf &
+while true; do sleep 1; done
 """

@@ -54,7 +54,7 @@ def launch(
     options: dict[str, object] | None = None,
     **job: object,
 ) -> Handle:
-    chosen = Options(python=str(warm.python), **(options or {}))  # type: ignore[arg-type]
+    chosen = Options(**({"python": str(warm.python)} | (options or {})))  # type: ignore[arg-type]
     return launch_slurm(plan, folder, steps=steps, options=chosen, **job)
 
 

@@ -110,18 +110,21 @@ def test_a_killed_rank_is_named_and_costs_the_steps_since_the_last_checkpoint(
     assert samples_trained_on(run) == STEPS * paced_plan().batch.samples
 
 
-def test_a_hanging_rank_is_named_among_those_that_wait_for_it(
-    cluster: Cluster, gate: Gate, warm: Warm, undisturbed: dict[int, float], tmp_path: Path
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_stopped_rank_is_named_among_those_that_wait_for_it(
+    rank: int, cluster: Cluster, gate: Gate, warm: Warm, undisturbed: dict[int, float], tmp_path: Path
 ) -> None:
+    """Also the last rank, which was itself waiting for the first when it was stopped."""
     run = start(warm, tmp_path, deadline_s=6.0)
     until_step(run, 3)
-    hurt(cluster, run, 0, signal.SIGSTOP)
+    hurt(cluster, run, rank, signal.SIGSTOP)
     gate.open()
     done = run.wait(PATIENCE_S).check()
     assert done.losses == undisturbed
     (state, cause), after = story(run)
-    assert state == "hung" and cause.startswith("rank 0 on ") and "made no progress" in cause
-    assert "most recent call first" in run.logs(1), "who waits says where"
+    assert state == "hung" and cause.startswith(f"rank {rank} on ") and "made no progress" in cause
+    assert "stopped by a signal" in cause
+    assert "most recent call first" in run.logs(1 - rank), "who waits says where"
     assert after == ("done", "")
 
 

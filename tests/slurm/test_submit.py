@@ -20,6 +20,7 @@ from runtime.slurm import Options, script, state, submit
 from runtime.slurm import commands as clients
 from runtime.slurm import job as slurm
 from runtime.slurm.script import JobRequest
+from tests.runtime.readable import reads
 from tests.runtime.slurm.golden import request
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import PATIENCE_S, Gate, launch, paced_plan, shardwright, until, until_step
@@ -178,6 +179,7 @@ def test_inside_an_allocation_the_ranks_start_at_once(cluster: Cluster, warm: Wa
     said = cluster.run("salloc", "-N2", "-n2", "-c1", "sh", "-c", command, timeout_s=PATIENCE_S)
     assert "step: measured " in said
     assert cluster.run("squeue", "-h", "-t", "PD") == ""
+    reads(tmp_path / "run", 3, tmp_path / "page.html")
 
 
 def test_nodes_are_probed_by_srun(cluster: Cluster, warm: Warm, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -62,3 +63,24 @@ def test_with_nothing_sound_left_it_says_so(folder: Path) -> None:
         flip(path / "part-00000.safetensors", 9)
     with pytest.raises(BadInput, match="no sound checkpoint is left"):
         used(folder)
+
+
+def test_a_run_that_is_killed_while_it_removes_a_checkpoint_leaves_no_half_of_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removed = shutil.rmtree
+
+    def killed(path: Path, ignore_errors: bool = False) -> None:
+        if path.exists():
+            next(path.iterdir()).unlink()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        soundness.remove(folder / "step-00000002")
+    monkeypatch.setattr(shutil, "rmtree", removed)
+    assert [path.name for path in soundness.complete(folder)][-1] == "step-00000004"
+    assert not (folder / "step-00000002").exists()
+    (folder / "step-00000001").mkdir()  # as earlier versions left it
+    soundness.remove_partial(folder)
+    assert all(path in soundness.complete(folder) for path in folder.iterdir())

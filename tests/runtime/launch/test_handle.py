@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import shardwright as sw
 from planner.errors import BadInput
 from planner.plan import Plan
 from planner.plan import yaml as plan_yaml
@@ -60,6 +61,20 @@ def test_a_local_run_is_read_whether_somebody_waits_for_it_or_not(
     assert run.record().comparison.measured_step_ns > 0
 
 
+def test_a_run_in_this_process_is_read(plan: Plan, tmp_path: Path) -> None:
+    handle.launch_inline(plan, tmp_path / "run", steps=5).check()
+    ran = sw.record(tmp_path / "run")
+    assert sorted(ran.losses) == [1, 2, 3, 4, 5] and ran.comparison.measured_step_ns > 0
+    reads(tmp_path / "run", 5, tmp_path / "page.html")
+
+
+def test_a_run_that_a_notebook_has_launched_is_read(plan: Plan, tmp_path: Path) -> None:
+    run = sw.launch(plan, tmp_path / "run", steps=5, on="local")
+    run.wait(180).check()
+    assert "<" in str(run.record()._repr_html_())
+    reads(tmp_path / "run", 5, tmp_path / "page.html")
+
+
 def test_a_run_that_was_ended_is_read_up_to_its_last_checkpoint(plan: Plan, tmp_path: Path) -> None:
     """Nobody has gathered what its ranks have left."""
     run = handle.launch(plan, tmp_path / "run", steps=10**6, on="local", save_every=2)
@@ -72,6 +87,24 @@ def test_a_run_that_was_ended_is_read_up_to_its_last_checkpoint(plan: Plan, tmp_
     assert not run.paths.trace.exists()
     found = run.record()
     assert found.steps and found.state == "cancelled"
+
+
+@pytest.mark.parametrize("way", ["removed", "replaced by a link"])
+def test_a_run_whose_folder_is_gone_says_so_and_touches_nothing_else(
+    way: str, plan: Plan, tmp_path: Path
+) -> None:
+    run = handle.launch_local(plan, tmp_path / "run", steps=10**6, save_every=2, restarts=2)
+    end = time.monotonic() + 180
+    while len(run.metrics()) < 3:
+        assert time.monotonic() < end, run.logs()
+        time.sleep(0.05)
+    (tmp_path / "run").rename(tmp_path / "moved")
+    (tmp_path / "foreign").mkdir()
+    if way != "removed":
+        (tmp_path / "run").symlink_to(tmp_path / "foreign")
+    found = run.wait(180)
+    assert found.state == "failed" and f"somebody has {way.split()[0]}" in found.cause
+    assert list((tmp_path / "foreign").iterdir()) == []
 
 
 def test_it_goes_where_it_is_said_and_to_slurm_where_there_is_one(

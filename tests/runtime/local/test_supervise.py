@@ -68,7 +68,18 @@ def alive(paths: Paths) -> list[int]:
         ("exit", "failed", "rank 2 exited with 7", 7),
         ("leave", "failed", "rank 2: SystemExit: 5", 5),
         ("hang", "hung", "rank 2 made no progress for 0.8 s and is in a call of its own", 1),
-        ("stop", "hung", "rank 2 made no progress for 0.8 s and is in a call of its own", 1),
+        (
+            "stop",
+            "hung",
+            "rank 2 made no progress for 0.8 s and is in a call of its own, stopped by a signal",
+            1,
+        ),
+        (
+            "stop while it waits",
+            "hung",
+            "rank 2 made no progress for 0.8 s and is in a call of its own, stopped by a signal",
+            1,
+        ),
     ],
 )
 def test_the_first_cause_is_named_and_nobody_is_left(
@@ -131,6 +142,19 @@ def test_a_rank_ends_with_the_status_that_it_says(
         be_a_rank(paths, 0, parent, leave)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == status
     assert paths.cause(0).exists() == bool(status)
+
+
+def test_a_rank_that_was_followed_leaves_no_cause(tmp_path: Path) -> None:
+    paths, parent = Paths(tmp_path).make(), os.getpid()
+
+    def leave() -> int:
+        raise ValueError("a connection is lost")
+
+    pid = os.fork()
+    if pid == 0:
+        be_a_rank(paths, 0, parent, leave, lambda: True)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+    assert not paths.cause(0).exists(), "it would be taken for that of the rank that came after"
 
 
 @pytest.mark.usefixtures("warm_starts")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
 import pytest
 
-from runtime.runfolder import Paths, losses_of, mean_loss, metrics, recent, steps_of
+from runtime.runfolder import MetricLines, Paths, durable, losses_of, mean_loss, metrics, recent, steps_of
 
 
 def line(
@@ -96,3 +97,44 @@ def test_of_a_long_run_the_ends_of_the_files_are_read_alone(
     found = recent(paths)
     assert (found.done, found.seconds[-1]) == (100_000, 100_000)
     assert sum(read) <= metrics.TAIL_BYTES
+
+
+def test_a_file_that_grows_too_long_keeps_its_last_steps_and_some_of_the_earlier_ones(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two ranks whose lines differ in length, so that they thin their files out at different steps."""
+    most = 2**15
+    monkeypatch.setattr(durable, "MOST_STEPS_BYTES", most)
+    for step in range(1, 4_001):
+        for rank in range(2):
+            losses = {rank: float(step)} if rank == 0 else {rank: float(step), rank + 1: 0.0}
+            durable.append_step(paths.rank_metrics(rank), line(step, losses, micros=3))
+            assert paths.rank_metrics(rank).stat().st_size <= most + 200
+    found = losses_of(paths)
+    assert set(range(4_000 - 100, 4_001)) <= set(found), "the last steps are whole"
+    assert len([step for step in found if step < 2_000]) > 5, "and some of the first ones are left"
+    assert all(loss == pytest.approx(2 * step / 3) for step, loss in found.items())
+
+
+def test_who_follows_a_run_sees_each_step_once_though_its_file_is_thinned_out(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durable, "MOST_STEPS_BYTES", 2**13)
+    lines, told = MetricLines(paths), list[int]()
+    for step in range(1, 501):
+        durable.append_step(paths.rank_metrics(0), line(step, {0: 1.0}, micros=1))
+        told += [number for _, number, _ in lines.complete()]
+    assert told == list(range(1, 501))
+    assert paths.rank_metrics(0).stat().st_size <= 2**13 + 200
+
+
+def test_where_no_second_file_has_room_the_steps_stay(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(durable, "MOST_STEPS_BYTES", 1)
+
+    def full(path: Path, most: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(durable, "thin_out", full)
+    for step in range(1, 4):
+        durable.append_step(paths.rank_metrics(0), line(step, {0: 1.0}, micros=1))
+    assert list(losses_of(paths)) == [1, 2, 3]

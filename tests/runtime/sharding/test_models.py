@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import pytest
 
+from tests.draws import covering
 from tests.pool import Pool
 from tests.runtime.sharding.test_shared import pair
 from tests.runtime.test_equality import HERE
@@ -20,8 +22,10 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("sharing", ["gradients", "parameters"])
-@pytest.mark.parametrize("name", MODELS)
+CASES = covering(product(MODELS, ["gradients", "parameters"]), kinds=lambda case: case)
+
+
+@pytest.mark.parametrize(("name", "sharing"), CASES)
 def test_a_model_trains_alike(name: str, sharing: str, pool: Pool, tmp_path: Path) -> None:
     workload, arguments = MODELS[name]
     shape: dict[str, object] = {"family": "1f1b", "workers": 1, "micros": 1, "data": 2}

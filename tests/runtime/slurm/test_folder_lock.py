@@ -78,7 +78,7 @@ def test_whose_job_has_ended_is_followed(said: list[str], paths: Paths, words: d
     leave(paths, "7")
     words["7"] = said
     with turn.taken(paths, "8"):
-        assert sorted(path.name for path in paths.turns.iterdir()) == ["00001", "00002"]
+        assert [path.name for path in paths.turns.iterdir()] == ["00002"], "and loses its lock"
 
 
 def test_no_run_of_this_machine_begins_beside_a_job(paths: Paths, words: dict[str, list[str]]) -> None:
@@ -122,3 +122,18 @@ def test_of_many_that_come_at_once_after_a_dead_one_one_gets_the_turn(
     for thread in threads:
         thread.join()
     assert (len(inside), len(refused)) == (1, 7)
+
+
+def test_a_supervisor_that_was_followed_knows_it_and_removes_no_lock_of_another(
+    paths: Paths, words: dict[str, list[str]]
+) -> None:
+    """As where SLURM starts a job again, since the node of its supervisor cannot be reached."""
+    leave(paths, "7")
+    words["7"] = [""]
+    with turn.taken(paths, "7") as first:
+        assert first() and [path.name for path in paths.turns.iterdir()] == ["00002"]
+        (paths.turns / "00002").unlink()
+        leave_again = asdict(turn.FolderLock(job="7", holder=RunProcess("elsewhere", 2, "later")))
+        (paths.turns / "00002").write_text(json.dumps(leave_again))
+        assert not first()
+    assert [path.name for path in paths.turns.iterdir()] == ["00002"]

@@ -92,6 +92,12 @@ def test_of_ranks_that_stand_still_the_one_that_waits_for_nobody_is_named(paths:
     assert "made no progress for 3.0 s and is in a call of its own" in found.cause
 
 
+def test_where_all_ranks_wait_no_rank_is_to_blame_but_what_is_between_them(paths: Paths) -> None:
+    for rank in range(4):
+        left(paths, rank, "hung" if rank == 1 else "ended", 1, waiting=True, still_s=3.0)
+    assert "waits as all ranks do: messages between n1, n2 do not arrive" in outcome(paths).cause
+
+
 def test_ranks_that_left_no_word_are_named_with_their_node(paths: Paths) -> None:
     left(paths, 0, "ended", 1)
     left(paths, 1, "ended", 1)

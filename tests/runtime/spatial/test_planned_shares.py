@@ -43,7 +43,7 @@ def classifier(double: bool = True) -> Profile:
     found = measure.profile(
         load(CLASSIFIER, arguments),
         "roofline:V100-16GB",
-        micros=(2, 4, 8) if double else (MICRO,),
+        micros=(2, 4, 8) if double else (MICRO // 2, MICRO),
         spatial=AloneShard(),
         grids=((2,), (2, 2)) if double else ((2,),),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from runtime.spatial.operation import Moved
 from runtime.spatial.ranks import Silence, analyse_stages
 from runtime.spatial.shard import shard
 from tests.captures import captured_of
+from tests.draws import covering
 from tests.pool import Pool
 from tests.runtime.compare import distance, expected, run
 from tests.runtime.spatial import threads
@@ -127,8 +129,7 @@ WAYS: dict[
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "way"), covering(product(MODELS, WAYS), kinds=lambda case: case))
 def test_five_steps_over_changing_grids_equal_those_of_one_process(name: str, way: str) -> None:
     given, right = _job(name)
     ranks, first, later, gathered = WAYS[way]

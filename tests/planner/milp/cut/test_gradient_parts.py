@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from itertools import combinations, product
 
 import pytest
@@ -18,6 +19,7 @@ from tests.planner.milp.instances import chain, cluster, profile
 WIDE = {"pipeline": 1, "data": 4}
 
 
+@cache
 def plan_of(seed: int, **fix: object) -> Plan:
     costs, machines = profile(chain(24, seed)), cluster(4, 1)
     plan = solve(Question(profile=costs, cluster=machines, batch=8, fix={**WIDE, **fix}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -10,7 +11,7 @@ from planner.errors import BadInput
 from planner.milp import Effort, Question, SearchState, effort_named, solve, solve_with_search
 from planner.milp.search import pick
 from planner.milp.search import search as searching
-from planner.plan import dump
+from planner.plan import Plan, dump
 from planner.verify import violations
 from tests.planner.milp.instances import chain, cluster, profile
 
@@ -24,13 +25,26 @@ ASKED = {
 TOP = 6
 
 
+@cache
+def found(name: str) -> tuple[Plan, SearchState]:
+    """Returns the answer to a question, and the search that gave it."""
+    return solve_with_search(ASKED[name].instance(), ASKED[name].effort)
+
+
+@cache
+def quick(name: str) -> Plan:
+    return solve(replace(ASKED[name], effort=effort_named("quick")))
+
+
 @pytest.mark.parametrize("name", ASKED)
 def test_no_configuration_that_is_pinned_gives_a_faster_plan_than_the_free_answer(name: str) -> None:
     question = ASKED[name]
-    free, found = solve_with_search(question.instance(), question.effort)
+    free, search = found(name)
     assert free.certificate is not None
     most = 1.0 if free.certificate.gap == 0 else 1.005
-    met = sorted((tried.answer.ns, tried.shape) for tried in found.tried.values() if tried.answer is not None)
+    met = sorted(
+        (tried.answer.ns, tried.shape) for tried in search.tried.values() if tried.answer is not None
+    )
     for _, shape in met[:TOP]:
         fix: dict[str, object] = {
             "data": shape.data,
@@ -46,11 +60,10 @@ def test_no_configuration_that_is_pinned_gives_a_faster_plan_than_the_free_answe
 @pytest.mark.parametrize("name", ASKED)
 def test_less_effort_gives_a_plan_that_holds_and_a_bound_that_more_effort_does_not_refute(name: str) -> None:
     question = ASKED[name]
-    best = solve(question)
-    quick = solve(replace(question, effort=effort_named("quick")))
-    assert violations(quick, profile=question.profile, cluster=question.cluster) == []
-    assert quick.certificate is not None and quick.certificate.stage == "settled"
-    assert quick.certificate.bound_ns <= best.prediction.step_ns <= quick.prediction.step_ns
+    best, less = found(name)[0], quick(name)
+    assert violations(less, profile=question.profile, cluster=question.cluster) == []
+    assert less.certificate is not None and less.certificate.stage == "settled"
+    assert less.certificate.bound_ns <= best.prediction.step_ns <= less.prediction.step_ns
 
 
 def test_an_effort_that_nobody_knows_is_refused() -> None:
@@ -66,11 +79,11 @@ def test_a_search_that_is_stopped_keeps_the_best_plan_with_an_honest_gap(
         raise KeyboardInterrupt
 
     question = ASKED["free"]
-    best = solve(question)
+    best = found("free")[0]
     where = {"settle": pick, "work_through": searching.Waiting, "prove": SearchState}[stage]
     monkeypatch.setattr(where, stage, stop)
-    plan, found = solve_with_search(question.instance(), Effort())
-    assert found.stopped
+    plan, search = solve_with_search(question.instance(), Effort())
+    assert search.stopped
     assert plan.certificate is not None
     assert plan.certificate.stage == ("picked" if stage == "settle" else "settled")
     assert plan.certificate.bound_ns <= best.prediction.step_ns <= plan.prediction.step_ns
@@ -88,4 +101,4 @@ def test_a_search_that_is_stopped_before_any_plan_ends(monkeypatch: pytest.Monke
 
 def test_the_same_question_stopped_at_the_same_place_gives_the_same_bytes() -> None:
     asked = replace(ASKED["free"], effort=effort_named("quick"))
-    assert dump(solve(asked)) == dump(solve(asked))
+    assert dump(solve(asked)) == dump(quick("free"))

@@ -1,0 +1,110 @@
+"""Finds in how many blocks the result of a linear layer is cut, so that what only places elements can follow.
+
+A weight of queries, keys and values in one must be cut by heads within each of the three. The operations behind it
+tell: of all numbers of blocks, the least is taken with which every view and every split keeps the cut.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from planner.layout.factor import Along
+from planner.layout.families import FAMILIES
+from planner.layout.local_graph import named_reads
+from planner.layout.lying import DimCut, parted
+from planner.layout.moves import MOVES, source_of
+from planner.spatial import BINARY, GETITEM, UNARY, Operation, Ref, call_of, whole
+
+POINTWISE: Final = frozenset((*UNARY, *BINARY, "aten.dropout", "aten.to"))
+DEEPEST: Final = 40  # operations in a row that are looked at
+
+Users = Mapping[str, Sequence[Operation]]
+
+
+def fitting(
+    operations: Sequence[Operation], operation: Operation, dim: int, axes: tuple[int, ...], parts: int
+) -> tuple[DimCut | None, str]:
+    """Returns the cut of an operation's result that all views behind it can keep.
+
+    Args: `dim` is the dimension of the result that is cut into `parts`.
+    Returns: the cut; or None and the reason, which names the first operation that cannot follow.
+    """
+    size = operation.outputs[0][dim]
+    users, farthest = _users(operations), (DEEPEST + 1, "")
+    shapes = {x.name: x.outputs for x in operations}
+    for blocks in (n for n in range(1, size // parts + 1) if size % n == 0):
+        points = parted(size // blocks, parts)
+        if points is None:
+            continue
+        cut = DimCut(axes, points, blocks)
+        stopped = _stopped(operation.name, 0, dim, cut, users, shapes, DEEPEST)
+        if stopped is None:
+            return cut, ""
+        farthest = min(farthest, stopped, key=lambda x: x[0])
+    return None, f"{size} columns in {parts} parts do not fit the {farthest[1]} behind it"
+
+
+def _users(operations: Sequence[Operation]) -> Users:
+    found: dict[str, list[Operation]] = defaultdict(list)
+    for operation in operations:
+        for name in dict.fromkeys(operation.reads()):
+            found[name].append(operation)
+    return found
+
+
+def _stopped(
+    name: str,
+    output: int,
+    dim: int,
+    cut: DimCut,
+    users: Users,
+    shapes: Mapping[str, tuple[tuple[int, ...], ...]],
+    depth: int,
+) -> tuple[int, str] | None:
+    """Returns the first operation, in words, that could not keep a cut; None where all can.
+
+    Returns: before it what is left of `depth`, which is less for an operation farther behind.
+    """
+    for user in users.get(name, ()) if depth else ():
+        follow: list[tuple[int, int, DimCut]] = []
+        if user.operation == GETITEM:
+            if user.arguments["index"] != output:
+                continue
+            follow.append((0, dim, cut))
+        elif user.operation in MOVES:
+            call = call_of(user, {x: whole(shapes[x][0]) for x in user.reads()})
+            source = user.arguments[source_of(call)]
+            if not isinstance(source, Ref) or source.name != name:
+                continue
+            moved = MOVES[user.operation](call, dim, cut)
+            if moved is None:
+                return depth, f"{user.operation} to {user.outputs[0]}"
+            follow += [(i, at, own) for i, (at, own) in enumerate(moved)]
+        elif user.operation in POINTWISE:
+            at = dim + len(user.outputs[0]) - len(shapes[name][output])
+            if user.outputs[0][at] == cut.size:
+                follow.append((0, at, cut))
+        elif not _can_share(user, name, dim, shapes):
+            return depth, f"{user.operation} of {shapes[name][output]}"
+        for i, at, own in follow:
+            stopped = _stopped(user.name, i, at, own, users, shapes, depth - 1)
+            if stopped is not None:
+                return stopped
+    return None
+
+
+def _can_share(
+    user: Operation, name: str, dim: int, shapes: Mapping[str, tuple[tuple[int, ...], ...]]
+) -> bool:
+    """Returns whether an operation has a factor for a dimension of a tensor that it reads."""
+    rule = FAMILIES.get(user.operation)
+    call = call_of(user, {x: whole(shapes[x][0]) for x in user.reads()})
+    sides = [
+        factor.side(argument)
+        for factor in (rule(call) if rule is not None else ())
+        for argument, read in named_reads(user)
+        if read == name
+    ]
+    return any(isinstance(side, Along) and side.dim == dim for side in sides)

@@ -1,0 +1,100 @@
+"""A captured model as one rank of a group computes it: how every tensor lies, and what is converted where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from planner.layout.conversions import Passage, path
+from planner.layout.lying import GroupLayout, Mesh
+from planner.spatial import GETITEM, Operation, Ref
+
+ALIKE, ADDENDS = (
+    "",
+    "addends",
+)  # no factor: computed alike by all ranks; on addends, of which it makes an addend
+
+
+@dataclass(frozen=True, slots=True)
+class LocalOperation:
+    """An operation with the factor that it takes along each axis, and how what it reads and makes then lies."""
+
+    operation: Operation
+    factors: tuple[str, ...]  # one an axis; ALIKE and ADDENDS are no factors
+    inputs: Mapping[str, GroupLayout]  # as it reads them, by argument
+    outputs: tuple[GroupLayout, ...]  # as it makes them
+    kernels: Mapping[int, str] = field(
+        default_factory=dict
+    )  # axis -> what computes it, where torch's own cannot
+
+    def reads(self) -> Iterator[tuple[str, str]]:
+        """Yields each tensor argument with the name of the tensor; entries of a list are numbered."""
+        return named_reads(self.operation)
+
+
+def named_reads(operation: Operation) -> Iterator[tuple[str, str]]:
+    """Yields (argument, tensor) for every tensor that an operation reads; entries of a list are numbered."""
+    for argument, value in operation.arguments.items():
+        if isinstance(value, Ref):
+            yield argument, value.name
+        elif isinstance(value, tuple):
+            yield from ((f"{argument}.{i}", x.name) for i, x in enumerate(value) if isinstance(x, Ref))
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """A tensor that is brought to another layout once, for all that read it so."""
+
+    tensor: str
+    layer: str  # of the first operation that reads it so
+    steps: tuple[Passage, ...]
+    trained: bool  # whether it has a gradient
+
+    @property
+    def target(self) -> GroupLayout:
+        """Returns the layout in the end."""
+        return self.steps[-1].target
+
+    def sent(self, mesh: Mesh) -> tuple[float, float]:
+        """Returns the elements that a rank sends, forward and backward."""
+        ways = [step.sent(mesh, trained=self.trained) for step in self.steps]
+        return sum(way[0] for way in ways), sum(way[1] for way in ways)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalGraph:
+    """All operations with their layouts; the same on every rank."""
+
+    mesh: Mesh
+    placed: tuple[LocalOperation, ...]
+    layouts: Mapping[str, tuple[GroupLayout, ...]]  # of every tensor, given or made
+    made: Mapping[str, tuple[GroupLayout, ...]]  # of those resolved at once: as they are made
+    states: Mapping[str, GroupLayout]  # as parameters and other tensors of the model are held
+    trained: frozenset[str]  # tensors that have a gradient
+    taken: frozenset[object] = frozenset()  # wishes that some operation could grant
+
+    def conversions(self) -> list[Conversion]:
+        """Returns every conversion of the graph once, in the order in which tensors are first read so."""
+        found: dict[tuple[str, GroupLayout], Conversion] = {}
+        for name, before in self.made.items():
+            for own, after in zip(before, self.layouts[name], strict=True):
+                self._note(found, name, "", own, after)
+        for done in self.placed:
+            if done.operation.operation != GETITEM:
+                for argument, name in done.reads():
+                    want, layer = done.inputs[argument], done.operation.layer
+                    self._note(found, name, layer, self.layouts[name][0], want)
+        return list(found.values())
+
+    def _note(
+        self,
+        found: dict[tuple[str, GroupLayout], Conversion],
+        name: str,
+        layer: str,
+        source: GroupLayout,
+        target: GroupLayout,
+    ) -> None:
+        if source != target and (name, target) not in found:
+            trained = name in self.trained
+            steps = path(source, target, self.mesh, trained=trained)
+            found[name, target] = Conversion(name, layer, steps, trained)

@@ -1,0 +1,154 @@
+"""Operations that only place elements elsewhere: where a cut dimension of their source comes to lie.
+
+A move is asked for one cut of the source. It answers with the dimension and the cut of each result, or with None
+where the parts of the result would not be what the ranks hold. Whole tensors and addends pass through as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Final
+
+from planner.layout.factor import shape_of
+from planner.layout.lying import DimCut
+from planner.spatial import Call
+
+Moved = tuple[tuple[int, DimCut], ...]  # one entry a result
+Move = Callable[[Call, int, DimCut], Moved | None]
+
+
+def reshape(call: Call, dim: int, cut: DimCut) -> Moved | None:
+    """Returns where a cut lies after a view: the dimension whose leading product divides the blocks of the cut."""
+    if "dtype" in call.arguments:
+        return None
+    return _single(reshaped(shape_of(call, source_of(call)), call.outputs[0], dim, cut))
+
+
+def reshaped(before: Sequence[int], after: Sequence[int], dim: int, cut: DimCut) -> tuple[int, DimCut] | None:
+    """Returns the dimension and the cut that a cut becomes where a tensor takes another shape.
+
+    Args: `cut` is of dimension `dim` of the shape `before`.
+    """
+    low, high, to_low, to_high = _group(before, after, dim)
+    outer, inner = prod(before[low:dim]), prod(before[dim + 1 : high])
+    blocks = outer * cut.blocks
+    lead = 1
+    for i in range(to_low, to_high):
+        behind = prod(after[i + 1 : to_high])
+        points = [point * inner for point in cut.points]
+        if blocks % lead == 0 and after[i] > 1 and not any(point % behind for point in points):
+            found = DimCut(cut.axes, tuple(point // behind for point in points), blocks // lead)
+            if found.size == after[i]:
+                return i, found
+        lead *= after[i]
+    return None
+
+
+def _group(before: Sequence[int], after: Sequence[int], dim: int) -> tuple[int, int, int, int]:
+    """Returns the runs of dimensions before and after, of equal product, that hold a dimension."""
+    i = j = 0
+    while True:
+        low, to_low = i, j
+        m, n = before[i], after[j]
+        i, j = i + 1, j + 1
+        while m != n:
+            if m < n:
+                m, i = m * before[i], i + 1
+            else:
+                n, j = n * after[j], j + 1
+        if low <= dim < i:
+            return low, i, to_low, j
+
+
+def permute(call: Call, dim: int, cut: DimCut) -> Moved | None:
+    """Returns where a cut lies after a change of the order of dimensions."""
+    rank = len(call.outputs[0])
+    if call.operation == "aten.permute":
+        order = list(call.dims("dims", rank))
+    else:
+        order = list(range(rank))
+        first, second = _pair(call, rank)
+        order[first], order[second] = order[second], order[first]
+    return _single((order.index(dim), cut))
+
+
+def _pair(call: Call, rank: int) -> tuple[int, int]:
+    if call.operation == "aten.t":
+        return 0, rank - 1
+    return call.integer("dim0") % rank, call.integer("dim1") % rank
+
+
+def unsqueeze(call: Call, dim: int, cut: DimCut) -> Moved | None:
+    """Returns where a cut lies once there is a dimension more."""
+    new = call.integer("dim") % len(call.outputs[0])
+    return _single((dim + (new <= dim), cut))
+
+
+def squeeze(call: Call, dim: int, cut: DimCut) -> Moved | None:
+    """Returns where a cut lies once dimensions of one element are gone."""
+    shape = shape_of(call, "self")
+    gone = [i for i in call.dims("dim", len(shape)) if shape[i] == 1]
+    return _single((dim - sum(i < dim for i in gone), cut))
+
+
+def expand(call: Call, dim: int, cut: DimCut) -> Moved | None:
+    """Returns where a cut lies once other dimensions have been repeated."""
+    after = dim + len(call.outputs[0]) - len(shape_of(call, "self"))
+    return _single((after, cut) if call.outputs[0][after] == cut.size else None)
+
+
+def select(call: Call, dim: int, cut: DimCut) -> Moved | None:
+    """Returns where a cut lies once one element of another dimension is taken, or each of them."""
+    chosen = call.integer("dim") % len(shape_of(call, "self"))
+    if dim == chosen:
+        return None
+    return ((dim - (chosen < dim), cut),) * len(call.outputs)
+
+
+def narrow(call: Call, dim: int, cut: DimCut) -> Moved | None:
+    """Returns where a cut lies once a range of another dimension is taken."""
+    shape = shape_of(call, "self")
+    return _single((dim, cut) if call.outputs[0][dim] == shape[dim] else None)
+
+
+def pieces(call: Call, dim: int, cut: DimCut) -> Moved | None:
+    """Returns how each piece is cut: pieces of whole blocks stay cut, all others do not."""
+    at = call.integer("dim") % len(shape_of(call, "self"))
+    if dim != at:
+        return ((dim, cut),) * len(call.outputs)
+    block = cut.points[-1]
+    if any(shape[dim] % block for shape in call.outputs):
+        return None
+    return tuple((dim, DimCut(cut.axes, cut.points, shape[dim] // block)) for shape in call.outputs)
+
+
+def same(call: Call, dim: int, cut: DimCut) -> Moved | None:
+    """Returns the cut itself: the result has the shape of the source."""
+    return _single((dim, cut))
+
+
+def _single(found: tuple[int, DimCut] | None) -> Moved | None:
+    return None if found is None else (found,)
+
+
+def source_of(call: Call) -> str:
+    """Returns the name of the argument that an operation places elsewhere."""
+    return "self" if "self" in call.arguments else "input"
+
+
+def _named(text: str, move: Move) -> dict[str, Move]:
+    return {f"aten.{name}": move for name in text.split()}
+
+
+MOVES: Final[Mapping[str, Move]] = (
+    _named("view reshape flatten unflatten _unsafe_view view_as reshape_as", reshape)
+    | _named("transpose permute t", permute)
+    | _named("unsqueeze", unsqueeze)
+    | _named("squeeze", squeeze)
+    | _named("expand expand_as", expand)
+    | _named("select unbind", select)
+    | _named("slice narrow", narrow)
+    | _named("chunk split split_with_sizes", pieces)
+    | _named("alias clone contiguous detach lift_fresh_copy", same)
+)

@@ -1,0 +1,288 @@
+"""Carries wishes for factors through a captured model: how every tensor lies, and what must be converted.
+
+Along each axis of the group an operation takes the factor that is wished for. Without a wish it takes the one that
+sends least, given how its tensors lie; a factor that cuts a weight is taken only where it is wished for. What is
+neither wished for nor cut stays alike on all ranks. So the same wishes give the same graph on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from math import prod
+from typing import Final
+
+from planner.layout.blocks import fitting
+from planner.layout.conversions import cost
+from planner.layout.factor import Along, Factor, Side, numbered, sided
+from planner.layout.families import FAMILIES
+from planner.layout.local_graph import ADDENDS, ALIKE, LocalGraph, LocalOperation, named_reads
+from planner.layout.lying import DimCut, GroupLayout, Mesh, everywhere, parted, without_owed
+from planner.layout.moves import MOVES, Moved, source_of
+from planner.layout.refusals import refuse_parts, refused
+from planner.layout.states import held_states
+from planner.spatial import (
+    GETITEM,
+    INPUT,
+    STATE,
+    TARGET,
+    Call,
+    Operation,
+    Ref,
+    call_of,
+    whole,
+)
+
+# operation, axis -> the factors that it is wished to take, first of all the one that says most, each with its wish
+Wishes = Callable[[Operation, int], Sequence[tuple[str, object]]]
+PLACES: Final = {"samples": 0, "sequence": 1}  # names of dimensions of what an operation makes
+LINEAR: Final = {"aten.add": 2, "aten.sub": 2, "aten.neg": 1}  # tensors: of addends they make an addend
+SHAPES_ONLY: Final = ("aten.new_zeros", "aten.new_ones", "aten.new_full", "aten.new_empty")
+
+
+def propagate(
+    operations: Sequence[Operation],
+    mesh: Mesh,
+    wishes: Wishes,
+    trained: Collection[str],
+    resolved: Collection[str] = (),
+    given: Mapping[str, GroupLayout] | None = None,
+) -> LocalGraph:
+    """Returns a captured model as the ranks of a group compute it together.
+
+    Args: `operations` begin with what the model is given, as a captured model lists them; `mesh` has the parts along
+        each axis of the group; `trained` has the names of the given tensors that have a gradient; `resolved` names
+        tensors that must not stay addends, which are those that leave a stage, and the loss; `given` has the layouts
+        of given tensors that do not come alike.
+    Raises: NoRule, which names the operation and its module, where something cannot be done exactly.
+    """
+    return _Propagation(operations, mesh, wishes, trained, resolved, given or {}).run()
+
+
+class _Propagation:
+    """The walk through a model; `layouts` has every tensor met so far."""
+
+    def __init__(
+        self,
+        operations: Sequence[Operation],
+        mesh: Mesh,
+        wishes: Wishes,
+        trained: Collection[str],
+        resolved: Collection[str],
+        given: Mapping[str, GroupLayout],
+    ) -> None:
+        self.operations, self.mesh, self.wishes = operations, mesh, wishes
+        self.trained, self.resolved, self.given = set(trained), resolved, given
+        self.layouts: dict[str, tuple[GroupLayout, ...]] = {}
+        self.made: dict[str, tuple[GroupLayout, ...]] = {}
+        self.states = {x.name for x in operations if x.operation == STATE}
+        self.taken: set[object] = set()
+
+    def run(self) -> LocalGraph:
+        placed = []
+        for operation in self.operations:
+            if operation.operation in (INPUT, TARGET, STATE):
+                alike = everywhere(operation.outputs[0])
+                self.layouts[operation.name] = (self.given.get(operation.name, alike),)
+                continue
+            done = self._place(operation)
+            placed.append(done)
+            self._keep(operation, done.outputs)
+        held = held_states(placed, self.states & self.trained, self.layouts, self.mesh)
+        layouts = self.layouts | {name: (layout,) for name, layout in held.items()}
+        states = {name: layouts[name][0] for name in self.states}
+        return LocalGraph(
+            self.mesh,
+            tuple(placed),
+            layouts,
+            self.made,
+            states,
+            frozenset(self.trained),
+            frozenset(self.taken),
+        )
+
+    def _keep(self, operation: Operation, outputs: tuple[GroupLayout, ...]) -> None:
+        name = operation.name
+        if self.trained.intersection(operation.reads()):
+            self.trained.add(name)
+        else:
+            outputs = tuple(map(without_owed, outputs))
+        self.layouts[name] = outputs
+        if name in self.resolved and any(layout.partial for layout in outputs):
+            self.made[name] = outputs
+            self.layouts[name] = tuple(GroupLayout(x.shape, x.cuts, frozenset(), x.owed) for x in outputs)
+
+    def _place(self, operation: Operation) -> LocalOperation:
+        kind = operation.operation
+        names = dict(named_reads(operation))
+        inputs = {argument: self.layouts[name][0] for argument, name in names.items()}
+        alike = (ALIKE,) * len(self.mesh)
+        if kind == GETITEM:
+            source, index = operation.arguments["self"], operation.arguments["index"]
+            assert isinstance(source, Ref) and isinstance(index, int)
+            found = self.layouts[source.name]
+            return LocalOperation(operation, alike, {"self": found[0]}, (found[index],))
+        call = _question(operation, self.layouts)
+        if kind in SHAPES_ONLY:
+            return LocalOperation(operation, alike, inputs, tuple(map(everywhere, operation.outputs)))
+        if kind in MOVES and source_of(call) in inputs:
+            return self._move(operation, call, inputs)
+        factors = FAMILIES[kind](call) if kind in FAMILIES else ()
+        if kind == "aten.dropout" and call.get("p") and call.flag("train"):
+            factors = ()
+        chosen = [self._choose(operation, call, factors, names, axis) for axis in range(len(self.mesh))]
+        if any(map(self._is_split, names.values())):
+            refuse_parts(operation, call)
+        return self._laid(operation, call, factors, names, chosen)
+
+    def _is_split(self, name: str) -> bool:
+        layout = self.layouts[name][0]
+        return bool(any(layout.cuts) or layout.partial)
+
+    def _choose(
+        self,
+        operation: Operation,
+        call: Call,
+        factors: Sequence[Factor],
+        names: Mapping[str, str],
+        axis: int,
+    ) -> str:
+        """Returns the factor that an operation takes along one axis."""
+        cut = any(self.layouts[name][0].kind(axis) == "S" for name in names.values())
+        for wish, key in self.wishes(operation, axis):
+            for factor in factors:
+                by_place = _placed(wish, operation)
+                if by_place in (factor.name, *factor.also):
+                    self.taken.add(key)
+                    if not cut or by_place == wish:  # what comes cut stays so: a place is for what does not
+                        return factor.name
+        kinds = {self.layouts[name][0].kind(axis) for name in names.values()}
+        if kinds == {"P"} and len(names) == LINEAR.get(operation.operation):
+            return ADDENDS
+        if not kinds & {"S", "P"}:
+            return ALIKE
+        options = [factor for factor in factors if not factor.cuts_weight]
+        prices = {ALIKE: self._price(None, call, names, axis)}
+        for factor in options:
+            if parted(factor.size, self.mesh[axis]):
+                prices.setdefault(factor.name, self._price(factor, call, names, axis))
+        return min(prices, key=prices.__getitem__)
+
+    def _price(self, factor: Factor | None, call: Call, names: Mapping[str, str], axis: int) -> float:
+        """Returns the elements that bringing the tensors of an operation to a factor sends, about."""
+        total = 0.0
+        for argument, name in names.items():
+            if name in self.states:
+                continue
+            layout = self.layouts[name][0]
+            trained = name in self.trained
+            side = "I" if factor is None else factor.side(argument)
+            dim = side.dim if isinstance(side, Along) else None
+            kind = "S" if isinstance(side, Along) else side
+            if kind == "R" and not trained:
+                kind = "I"
+            source = (layout.kind(axis), layout.dim(axis))
+            total += cost(source, (kind, dim), trained) * prod(layout.shape)
+        if factor is not None and "P" in factor.outputs:
+            total += 2.0 * prod(call.outputs[0])
+        return total
+
+    def _laid(
+        self,
+        operation: Operation,
+        call: Call,
+        factors: Sequence[Factor],
+        names: Mapping[str, str],
+        chosen: Sequence[str],
+    ) -> LocalOperation:
+        by_name = {factor.name: factor for factor in factors}
+        taken = {name: tuple(a for a, x in enumerate(chosen) if x == name) for name in dict.fromkeys(chosen)}
+        cuts = {
+            name: self._cut(operation, by_name[name], names, axes)
+            for name, axes in taken.items()
+            if name in by_name
+        }
+
+        def lying(shape: tuple[int, ...], side: Callable[[Factor], Side]) -> GroupLayout:
+            layout = everywhere(shape)
+            for name, axes in taken.items():
+                if name == ADDENDS:
+                    layout = GroupLayout(shape, layout.cuts, layout.partial | set(axes), layout.owed)
+                elif name in by_name:
+                    layout = sided(layout, side(by_name[name]), cuts[name])
+            return layout
+
+        inputs = {}
+        for argument, name in names.items():
+            want = lying(self.layouts[name][0].shape, lambda x, a=argument: x.side(a))  # type: ignore[misc]
+            inputs[argument] = want if name in self.trained else without_owed(want)
+        outputs = tuple(
+            lying(shape, lambda x, i=i: x.outputs[i])  # type: ignore[misc]
+            for i, shape in enumerate(operation.outputs)
+        )
+        kernels = {
+            axis: by_name[name].kernel
+            for axis, name in enumerate(chosen)
+            if name in by_name and by_name[name].kernel
+        }
+        return LocalOperation(operation, tuple(chosen), inputs, outputs, kernels)
+
+    def _cut(
+        self, operation: Operation, factor: Factor, names: Mapping[str, str], axes: tuple[int, ...]
+    ) -> DimCut:
+        """Returns how a factor is cut: as a tensor that comes cut so already, else in even parts."""
+        for argument, name in names.items():
+            side = factor.side(argument)
+            cut = self.layouts[name][0].cuts[side.dim] if isinstance(side, Along) else None
+            if cut is None or not isinstance(side, Along) or set(cut.axes) != set(axes):
+                continue
+            if not any(point % side.unit for point in cut.points):
+                return DimCut(cut.axes, tuple(point // side.unit for point in cut.points), cut.blocks)
+        parts = prod(self.mesh[axis] for axis in axes)
+        points = parted(factor.size, parts)
+        if points is None:
+            raise refused(
+                operation,
+                f"{factor.size} of '{(*factor.also, factor.name)[0]}' for {parts} ranks",
+                f"up to {factor.size} ranks",
+            )
+        if factor.name == "out":
+            side = factor.outputs[0]
+            assert isinstance(side, Along)
+            found, why = fitting(self.operations, operation, side.dim, axes, parts)
+            if found is None:
+                raise refused(operation, why)
+            return found
+        return DimCut(axes, points)
+
+    def _move(self, operation: Operation, call: Call, inputs: Mapping[str, GroupLayout]) -> LocalOperation:
+        """Places an operation that places elements: its source's cuts come along, or are gathered."""
+        source = source_of(call)
+        want = inputs[source]
+        found: dict[int, Moved] = {}
+        for dim, cut in enumerate(want.cuts):
+            moved = None if cut is None else MOVES[operation.operation](call, dim, cut)
+            if moved is None:
+                want = want.with_dim(dim, None)
+            else:
+                found[dim] = moved
+        outputs = []
+        for i, shape in enumerate(operation.outputs):
+            cuts: list[DimCut | None] = [None] * len(shape)
+            for moved in found.values():
+                dim, cut = moved[i]
+                cuts[dim] = cut
+            outputs.append(GroupLayout(shape, tuple(cuts), want.partial, want.owed))
+        others = {argument: layout for argument, layout in inputs.items() if argument != source}
+        return LocalOperation(operation, (ALIKE,) * len(self.mesh), {source: want} | others, tuple(outputs))
+
+
+def _question(operation: Operation, layouts: Mapping[str, tuple[GroupLayout, ...]]) -> Call:
+    """Returns an operation with the global shapes of its tensors, as rules read it."""
+    return call_of(operation, {name: whole(layouts[name][0].shape) for name in operation.reads()})
+
+
+def _placed(wish: str, operation: Operation) -> str:
+    """Returns the name of the factor that a wish means for an operation: a sequence is the second of three dimensions."""
+    if wish not in PLACES or (wish == "sequence" and len(operation.outputs[0]) < 3):
+        return wish
+    return numbered(PLACES[wish])

@@ -1,0 +1,124 @@
+"""Reads which layers take which factor: patterns of module paths, as a plan's section `cut` has them.
+
+    {"blocks.*.attention": "heads", "blocks.*.feedforward": "hidden", "blocks.*": "sequence", "head": "out"}
+
+A pattern names a module and all that is in it; of two patterns the one that names more of the path goes first, and
+the other holds where the first has nothing to say. `heads` and `hidden` stand for a pair of linear layers: the first
+ones of the module are cut by `out`, those that no further one follows by `in`. `ulysses` stands for attention by
+heads between layers by sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Final
+
+from planner.errors import BadInput
+from planner.layout.families import FAMILIES
+from planner.layout.propagate import PLACES, Wishes
+from planner.spatial import Operation
+
+PAIRS: Final = ("heads", "hidden")
+WEIGHTED: Final = ("aten.linear", "aten.addmm")
+ULYSSES: Final = "ulysses"
+ATTENTION: Final = "aten.scaled_dot_product_attention"
+KNOWN: Final = (*PAIRS, ULYSSES, "out", "in", "vocabulary", "classes", *PLACES)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """One line of a plan's section `cut`: the modules it names, and the factor that they take along an axis."""
+
+    pattern: str
+    axis: int
+    factor: str
+
+
+def of_path(operation: Operation) -> str:
+    """Returns the path of the module that an operation is written in."""
+    path = operation.layer if operation.path is None else operation.path
+    return path.partition("#")[0]
+
+
+def depth(path: str, pattern: str) -> int:
+    """Returns how many names of a path a pattern covers; 0 where it does not name it or a module around it."""
+    names = path.split(".")
+    for count in range(len(names), 0, -1):
+        if fnmatchcase(".".join(names[:count]), pattern) and pattern.count(".") == count - 1:
+            return count
+    return 0
+
+
+@dataclass
+class _Granted:
+    """Answers what an operation is wished to take, with pairs of layers worked out."""
+
+    wishes: Sequence[Wish]
+    ends: Mapping[Wish, Collection[str]] = field(default_factory=dict)  # operations that end a pair
+
+    def __call__(self, operation: Operation, axis: int) -> Sequence[tuple[str, object]]:
+        path = of_path(operation)
+        found = [(depth(path, wish.pattern), wish) for wish in self.wishes if wish.axis == axis]
+        found = sorted((x for x in found if x[0]), key=lambda x: -x[0])
+        return [(self._factor(operation, wish), wish) for _, wish in found]
+
+    def _factor(self, operation: Operation, wish: Wish) -> str:
+        if wish.factor in PAIRS and operation.operation in WEIGHTED:
+            return "in" if operation.name in self.ends[wish] else "out"
+        if wish.factor == ULYSSES:
+            return "heads" if operation.operation == ATTENTION else "sequence"
+        return wish.factor
+
+
+def granted(wishes: Sequence[Wish], operations: Sequence[Operation]) -> Wishes:
+    """Returns what each operation is wished to take, for `propagate`.
+
+    Args: `operations` are those of the captured model.
+    Raises: BadInput for a factor that there is not, and for a pattern that no module has.
+    """
+    for wish in wishes:
+        if wish.factor not in KNOWN and not wish.factor.removeprefix("dim").isdigit():
+            raise BadInput(f"factor '{wish.factor}'", where=f"cut '{wish.pattern}'", allowed=", ".join(KNOWN))
+    ends = {wish: _ends(wish, operations) for wish in wishes if wish.factor in PAIRS}
+    return _Granted(wishes, ends)
+
+
+def unmet(wishes: Sequence[Wish], taken: Collection[object], operations: Sequence[Operation]) -> None:
+    """Refuses wishes that no operation could grant.
+
+    Args: `taken` has those that some operation took.
+    Raises: BadInput, which says what the layers of the pattern have instead.
+    """
+    for wish in wishes:
+        if wish in taken:
+            continue
+        inside = [x for x in operations if x.layer and depth(of_path(x), wish.pattern)]
+        if not inside:
+            paths = dict.fromkeys(of_path(x) for x in operations if x.layer)
+            raise BadInput(f"no module '{wish.pattern}'", where="cut", allowed=", ".join(paths))
+        raise BadInput(
+            f"no operation of '{wish.pattern}' has the factor '{wish.factor}'",
+            where="cut",
+            allowed=", ".join(sorted({x.operation for x in inside if x.operation in FAMILIES}))
+            + " are there",
+        )
+
+
+def _ends(wish: Wish, operations: Sequence[Operation]) -> set[str]:
+    """Returns the linear layers of each module of a pattern that no other one of it follows."""
+    inside: dict[str, str] = {}
+    for x in operations:
+        covered = depth(of_path(x), wish.pattern)
+        if covered and x.operation in WEIGHTED:
+            inside[x.name] = ".".join(of_path(x).split(".")[:covered])
+    before: dict[str, set[str]] = {}  # tensor -> linear layers of the pattern that it depends on
+    followed: set[str] = set()
+    for x in operations:
+        reached: set[str] = set().union(*(before.get(name, set()) for name in x.reads()))
+        if x.name in inside:
+            followed |= {name for name in reached if inside[name] == inside[x.name]}
+            reached = {x.name}
+        before[x.name] = reached
+    return set(inside) - followed

@@ -1,0 +1,188 @@
+"""Operations that on parts are not torch's own with the same arguments: local sizes, and the few special factors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from planner.capture import Target, named_arguments
+from planner.layout import GroupLayout, LocalOperation, Passage, everywhere
+from runtime.layout.convert import passed
+from runtime.layout.moves import CutGroup
+from runtime.spatial import call_named
+
+
+@dataclass(frozen=True)
+class LocalCall:
+    """One operation on this rank's parts, as a call in a stage's graph."""
+
+    target: Target
+    placed: LocalOperation
+    group: CutGroup
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        arguments = named_arguments(self.target, args, kwargs)
+        kind = self.placed.operation.operation
+        if kind in SIZED:
+            return SIZED[kind](self, arguments)
+        axes = sorted(self.placed.kernels)
+        return KERNELS[self.placed.kernels[axes[0]]](self, arguments)
+
+    def shape(self, index: int = 0) -> tuple[int, ...]:
+        """Returns the shape of this rank's part of a result."""
+        return self.placed.outputs[index].local_shape(self.group.position, self.group.mesh)
+
+    def axes(self, kernel: str) -> list[int]:
+        """Returns the axes along which a kernel is needed."""
+        return [axis for axis, name in sorted(self.placed.kernels.items()) if name == kernel]
+
+    def run(self, arguments: Mapping[str, object], **changed: object) -> Tensor:
+        """Runs torch's own operation.
+
+        Args: `changed` replaces arguments by name.
+        """
+        return call_named(self.target, {**arguments, **changed})
+
+    def start(self, argument: str, dim: int) -> int:
+        """Returns the first row of this rank's part of a tensor, along a dimension cut in one block."""
+        cut = self.placed.inputs[argument].cuts[dim]
+        assert cut is not None and cut.blocks == 1
+        return cut.points[cut.place(self.group.position, self.group.mesh)]
+
+    def summed(self, x: Tensor, axes: Sequence[int]) -> Tensor:
+        """Returns the sum over the ranks of some axes, differentiably: each gets the whole gradient."""
+        bare = everywhere(x.shape)
+        for axis in axes:
+            addends = GroupLayout(bare.shape, bare.cuts, frozenset((axis,)))
+            x = passed(x, Passage(axis, addends, bare), self.group)
+        return x
+
+
+Arguments = Mapping[str, object]
+Kernel = Callable[[LocalCall, Arguments], object]
+
+
+def _tensor(arguments: Arguments, name: str) -> Tensor:
+    value = arguments[name]
+    assert isinstance(value, Tensor), name
+    return value
+
+
+def _reshape(call: LocalCall, arguments: Arguments) -> Tensor:
+    return _tensor(arguments, "self" if "self" in arguments else "input").reshape(call.shape())
+
+
+def _expand(call: LocalCall, arguments: Arguments) -> Tensor:
+    return _tensor(arguments, "self").expand(call.shape())
+
+
+def _split(call: LocalCall, arguments: Arguments) -> list[Tensor]:
+    dim = arguments["dim"]
+    assert isinstance(dim, int)
+    sizes = [call.shape(i)[dim] for i in range(len(call.placed.outputs))]
+    return list(torch.split(_tensor(arguments, "self"), sizes, dim))
+
+
+SIZED: Final[Mapping[str, Kernel]] = (
+    dict.fromkeys(
+        [
+            f"aten.{name}"
+            for name in ("view", "reshape", "unflatten", "_unsafe_view", "view_as", "reshape_as")
+        ],
+        _reshape,
+    )
+    | dict.fromkeys(("aten.expand", "aten.expand_as"), _expand)
+    | dict.fromkeys(("aten.chunk", "aten.split", "aten.split_with_sizes"), _split)
+)
+
+
+def _share(call: LocalCall, arguments: Arguments) -> Tensor:
+    """Returns this rank's addend of a mean: the mean of its own elements, weighed by how many they are."""
+    name = next(name for name, value in arguments.items() if isinstance(value, Tensor))
+    source, out = call.placed.inputs[name], call.placed.outputs[0]
+    here, mesh = call.group.position, call.group.mesh
+    own = prod(source.local_shape(here, mesh)) * prod(out.shape)
+    return call.run(arguments) * (own / (prod(out.local_shape(here, mesh)) * prod(source.shape)))
+
+
+def _vocabulary(call: LocalCall, arguments: Arguments) -> Tensor:
+    """Returns this rank's addend of rows taken from a table that is cut along its rows: zero where another has it."""
+    weight, indices = _tensor(arguments, "weight"), _tensor(arguments, "indices")
+    start = call.start("weight", 0)
+    here = (indices >= start) & (indices < start + len(weight))
+    padding = arguments.get("padding_idx", -1)
+    assert isinstance(padding, int)
+    own = padding - start if start <= padding < start + len(weight) else -1
+    local = torch.where(here, indices - start, 0)
+    found = call.run(arguments, indices=local, padding_idx=own)
+    return torch.where(here.unsqueeze(-1), found, torch.zeros((), dtype=found.dtype, device=found.device))
+
+
+def _classes(call: LocalCall, arguments: Arguments) -> Tensor:
+    """Returns the cross entropy of logits that are cut along the classes: three small sums over the ranks."""
+    logits, target = _tensor(arguments, "self"), _tensor(arguments, "target")
+    axes = call.axes("classes")
+    smoothing = arguments.get("label_smoothing", 0.0)
+    assert isinstance(smoothing, int | float)
+    classes, start = call.placed.inputs["self"].shape[1], call.start("self", 1)
+    highest = logits.detach().amax(1)
+    for axis in axes:
+        highest = call.group.reduced(highest, axis, lambda x: x.amax(0))
+    shifted = logits - highest.unsqueeze(1)
+    total = call.summed(shifted.exp().sum(1), axes).log()
+    here = (target >= start) & (target < start + logits.shape[1])
+    own = shifted.gather(1, torch.where(here, target - start, 0).unsqueeze(1)).squeeze(1)
+    wanted = call.summed(own * here, axes)
+    loss = total - wanted
+    if smoothing:
+        mean = call.summed(shifted.sum(1), axes) / classes
+        loss = (1 - smoothing) * loss + smoothing * (total - mean)
+    valid = _valid(target, arguments)
+    loss = loss * valid
+    if not arguments.get("reduction", 1):
+        return loss
+    rows = call.axes("rows")
+    count = _counted(call, valid.sum(), rows)
+    return loss.sum() / count if arguments.get("reduction", 1) == 1 else loss.sum()
+
+
+def _valid(target: Tensor, arguments: Arguments) -> Tensor:
+    ignored = arguments.get("ignore_index", -100)
+    assert isinstance(ignored, int)
+    return target.ne(ignored)
+
+
+def _counted(call: LocalCall, count: Tensor, axes: list[int]) -> Tensor:
+    for axis in axes:
+        count = call.group.reduced(count, axis)
+    return count
+
+
+def _rows(call: LocalCall, arguments: Arguments) -> Tensor:
+    """Returns this rank's addend of a mean over targets: its own sum, by the number of targets of all ranks."""
+    if call.axes("classes"):
+        return _classes(call, arguments)
+    valid = _valid(_tensor(arguments, "target"), arguments)
+    return call.run(arguments, reduction=2) / _counted(call, valid.sum(), call.axes("rows"))
+
+
+def _causal(call: LocalCall, arguments: Arguments) -> Tensor:
+    """Returns causal attention for this rank's rows of the query, with all keys and values."""
+    query, key = _tensor(arguments, "query"), _tensor(arguments, "key")
+    rows, columns, start = query.shape[-2], key.shape[-2], call.start("query", query.ndim - 2)
+    seen = torch.ones(rows, columns, dtype=torch.bool, device=query.device).tril(start)
+    return call.run(arguments, attn_mask=seen, is_causal=False)
+
+
+KERNELS: Final[Mapping[str, Kernel]] = {
+    "share": _share,
+    "vocabulary": _vocabulary,
+    "classes": _classes,
+    "causal": _causal,
+    "rows": _rows,
+}

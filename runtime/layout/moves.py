@@ -1,0 +1,181 @@
+"""What a rank does to its part of a tensor in one step of a conversion: the collectives of `planner.layout`.
+
+All of them are made of messages between the ranks of one axis. So one code runs over processes and in one process,
+and every element is added up in the order of the ranks.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import torch
+from torch import Tensor
+
+from planner.layout import DimCut, GroupLayout, Mesh, positions
+from runtime.spatial import Wire
+
+Parts = list[Tensor]  # one for each rank of an axis
+
+
+@dataclass(frozen=True)
+class CutGroup:
+    """The group of ranks that works on one micro-batch, seen from one of them."""
+
+    mesh: Mesh
+    wire: Wire
+
+    def __post_init__(self) -> None:
+        assert prod(self.mesh) == self.wire.size, (self.mesh, self.wire.size)
+
+    @cached_property
+    def position(self) -> tuple[int, ...]:
+        """Returns this rank's coordinate along each axis."""
+        return positions(self.mesh)[self.wire.rank]
+
+    def along(self, axis: int) -> list[tuple[int, tuple[int, ...]]]:
+        """Returns the ranks that differ from this one along an axis alone, itself among them, with where they are."""
+        own = self.position
+        return [
+            (rank, at)
+            for rank, at in enumerate(positions(self.mesh))
+            if (*at[:axis], *at[axis + 1 :]) == (*own[:axis], *own[axis + 1 :])
+        ]
+
+    def swapped(self, parts: Sequence[Tensor], shapes: Sequence[Sequence[int]], axis: int) -> Parts:
+        """Sends one part to each rank of an axis, and returns what each has sent to this one.
+
+        Args: `parts` are in the order of the ranks of the axis; `shapes` are those of what they send.
+        """
+        members = [rank for rank, _ in self.along(axis)]
+        mine = members.index(self.wire.rank)
+        found = [torch.empty(tuple(shape), dtype=parts[0].dtype, device=parts[0].device) for shape in shapes]
+        others = [i for i in range(len(members)) if i != mine]
+        wait = self.wire.exchange(
+            [(members[i], parts[i].contiguous()) for i in others], [(members[i], found[i]) for i in others]
+        )
+        found[mine] = parts[mine]
+        wait()
+        return found
+
+    def spread(self, part: Tensor, shapes: Sequence[Sequence[int]], axis: int) -> Parts:
+        """Sends one part to all ranks of an axis, and returns what each has sent.
+
+        Args: `shapes` are those of what they send.
+        """
+        return self.swapped([part] * self.mesh[axis], shapes, axis)
+
+    def reduced(self, x: Tensor, axis: int, combine: Callable[[Tensor], Tensor] = torch.Tensor.sum) -> Tensor:
+        """Returns the sum of a tensor over the ranks of an axis, the same bits on each of them.
+
+        Args: `combine` takes the addends along a first dimension.
+        """
+        ranks, flat = self.mesh[axis], x.detach().reshape(-1)
+        bounds = [flat.numel() * i // ranks for i in range(ranks + 1)]
+        pieces = [flat[a:b] for a, b in itertools.pairwise(bounds)]
+        mine = [rank for rank, _ in self.along(axis)].index(self.wire.rank)
+        addends = self.swapped(pieces, [pieces[mine].shape] * ranks, axis)
+        own = _combined(addends, combine)
+        return torch.cat(self.spread(own, [piece.shape for piece in pieces], axis)).view(x.shape)
+
+
+def _combined(addends: Sequence[Tensor], combine: Callable[[Tensor], Tensor]) -> Tensor:
+    if combine is not torch.Tensor.sum:
+        return combine(torch.stack(list(addends)))
+    total = addends[0].clone()
+    for addend in addends[1:]:
+        total += addend
+    return total
+
+
+def moved(
+    x: Tensor, what: str, source: GroupLayout, target: GroupLayout, axis: int, group: CutGroup
+) -> Tensor:
+    """Takes one step of a conversion; not differentiable.
+
+    Args: `x` is this rank's part in the layout `source`; `what` is the collective that leads to `target`.
+    Returns: this rank's part in the layout `target`.
+    """
+    return _MOVES[what](x, source, target, axis, group)
+
+
+def _none(x: Tensor, source: GroupLayout, target: GroupLayout, axis: int, group: CutGroup) -> Tensor:
+    return x
+
+
+def _gather(x: Tensor, source: GroupLayout, target: GroupLayout, axis: int, group: CutGroup) -> Tensor:
+    shapes = [source.local_shape(at, group.mesh) for _, at in group.along(axis)]
+    return _merged(group.spread(x, shapes, axis), *_cut(source, axis))
+
+
+def _own(x: Tensor, source: GroupLayout, target: GroupLayout, axis: int, group: CutGroup) -> Tensor:
+    return _parts(x, target, axis, group)[group.position[axis]].contiguous()
+
+
+def _reduce(x: Tensor, source: GroupLayout, target: GroupLayout, axis: int, group: CutGroup) -> Tensor:
+    return group.reduced(x, axis)
+
+
+def _first(x: Tensor, source: GroupLayout, target: GroupLayout, axis: int, group: CutGroup) -> Tensor:
+    return x if group.position[axis] == 0 else torch.zeros_like(x)
+
+
+def _scatter(x: Tensor, source: GroupLayout, target: GroupLayout, axis: int, group: CutGroup) -> Tensor:
+    parts = _parts(x, target, axis, group)
+    own = parts[group.position[axis]].shape
+    return _combined(group.swapped(parts, [own] * len(parts), axis), torch.Tensor.sum)
+
+
+def _pad(x: Tensor, source: GroupLayout, target: GroupLayout, axis: int, group: CutGroup) -> Tensor:
+    shapes = [source.local_shape(at, group.mesh) for _, at in group.along(axis)]
+    parts = [x.new_zeros(shape) for shape in shapes]
+    parts[group.position[axis]] = x
+    return _merged(parts, *_cut(source, axis))
+
+
+def _exchange(x: Tensor, source: GroupLayout, target: GroupLayout, axis: int, group: CutGroup) -> Tensor:
+    dim, cut = _cut(source, axis)
+    parts = _parts(x, target, axis, group)
+    own = parts[group.position[axis]].shape
+    there = [source.local_shape(at, group.mesh)[dim] for _, at in group.along(axis)]
+    return _merged(group.swapped(parts, [(*own[:dim], n, *own[dim + 1 :]) for n in there], axis), dim, cut)
+
+
+_MOVES: dict[str, Callable[[Tensor, GroupLayout, GroupLayout, int, CutGroup], Tensor]] = {
+    "none": _none,
+    "gather": _gather,
+    "own": _own,
+    "reduce": _reduce,
+    "first": _first,
+    "scatter": _scatter,
+    "pad": _pad,
+    "exchange": _exchange,
+}
+
+
+def _cut(layout: GroupLayout, axis: int) -> tuple[int, DimCut]:
+    dim = layout.dim(axis)
+    assert dim is not None
+    cut = layout.cuts[dim]
+    assert cut is not None
+    return dim, cut
+
+
+def _parts(x: Tensor, layout: GroupLayout, axis: int, group: CutGroup) -> Parts:
+    """Returns the parts of a tensor that is whole along an axis, one for each rank of it."""
+    dim, cut = _cut(layout, axis)
+    places = [cut.place(at, group.mesh) for _, at in group.along(axis)]
+    lengths = [cut.points[place + 1] - cut.points[place] for place in places]
+    blocks = x.reshape(*x.shape[:dim], cut.blocks, -1, *x.shape[dim + 1 :])
+    return [part.flatten(dim, dim + 1) for part in torch.split(blocks, lengths, dim + 1)]
+
+
+def _merged(parts: Parts, dim: int, cut: DimCut) -> Tensor:
+    """Returns the tensor whose parts along an axis these are."""
+    if cut.blocks == 1:
+        return torch.cat(parts, dim)
+    blocks = [x.reshape(*x.shape[:dim], cut.blocks, -1, *x.shape[dim + 1 :]) for x in parts]
+    return torch.cat(blocks, dim + 1).flatten(dim, dim + 1)

@@ -1,0 +1,124 @@
+"""Rewrites a graph once, before anything runs, so that it computes one rank's parts.
+
+    graph = propagate(operations, mesh, granted(wishes, operations), trained)
+    localise(stage._run, nodes, graph, CutGroup(mesh, wire))
+
+Conversions become nodes of the graph, one for each tensor and layout, and all that reads the tensor so shares it.
+Operations that are torch's own on parts stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import fx
+from torch._ops import OpOverload
+from torch.fx.node import Argument
+
+from planner.layout import GroupLayout, LocalGraph, LocalOperation, path
+from planner.spatial import GETITEM
+from runtime.layout.convert import Convert
+from runtime.layout.kernels import SIZED, LocalCall
+from runtime.layout.moves import CutGroup
+from runtime.spatial import called
+
+
+def localise(
+    module: fx.GraphModule, nodes: Mapping[str, fx.Node], graph: LocalGraph, group: CutGroup
+) -> None:
+    """Rewrites a graph for one rank of a group, in place.
+
+    Args: `nodes` has the graph's node for each tensor of `graph` that it has; other operations are left out.
+    """
+    _Localiser(module, dict(nodes), graph, group).write()
+
+
+class _Localiser:
+    """The rewriting of one graph; `converted` has each tensor in each layout that it was brought to."""
+
+    def __init__(
+        self, module: fx.GraphModule, nodes: dict[str, fx.Node], graph: LocalGraph, group: CutGroup
+    ) -> None:
+        self.module, self.nodes, self.graph, self.group = module, nodes, graph, group
+        self.converted: dict[tuple[str, GroupLayout], fx.Node] = {}
+        self.count = 0
+
+    def write(self) -> None:
+        for done in self.graph.placed:
+            if done.operation.name in self.nodes:
+                self._convert_inputs(done)
+                self._place(done)
+                self._resolve(done.operation.name)
+        self.module.graph.lint()
+        self.module.recompile()
+
+    def _convert_inputs(self, done: LocalOperation) -> None:
+        node = self.nodes[done.operation.name]
+        if done.operation.operation == GETITEM:
+            return
+        for argument, name in done.reads():
+            source, target = self.graph.layouts[name][0], done.inputs[argument]
+            if source != target:
+                _put(node, argument, self._converted(name, target, node))
+
+    def _converted(self, name: str, target: GroupLayout, reader: fx.Node) -> fx.Node:
+        if (name, target) not in self.converted:
+            source = self.graph.layouts[name][0]
+            steps = path(source, target, self.graph.mesh, trained=name in self.graph.trained)
+            with self.module.graph.inserting_before(reader):
+                made = self._call(Convert(steps, self.group), self.nodes[name])
+            self.converted[name, target] = made
+        return self.converted[name, target]
+
+    def _place(self, done: LocalOperation) -> None:
+        node = self.nodes[done.operation.name]
+        own = self.group.position, self.group.mesh
+        same = all(out.local_shape(*own) == out.shape for out in done.outputs)
+        if not done.kernels and (same or done.operation.operation not in SIZED):
+            return
+        with self.module.graph.inserting_before(node):
+            call = LocalCall(node.target, done, self.group)  # type: ignore[arg-type]
+            new = self._call(call, *node.args, **node.kwargs)
+        node.replace_all_uses_with(new)
+        self.module.graph.erase_node(node)
+        self.nodes[done.operation.name] = new
+
+    def _resolve(self, name: str) -> None:
+        """Sums up addends at once where they must not stay so."""
+        if name not in self.graph.made:
+            return
+        node, (source,), (target,) = self.nodes[name], self.graph.made[name], self.graph.layouts[name]
+        steps = path(source, target, self.graph.mesh, trained=name in self.graph.trained)
+        users = list(node.users)
+        with self.module.graph.inserting_after(node):
+            held = self._held(Convert(steps, self.group))
+        with self.module.graph.inserting_after(held):
+            made = self.module.graph.call_function(called, (held, node))
+        for user in users:
+            user.replace_input_with(node, made)
+        self.nodes[name] = made
+
+    def _call(self, what: object, *args: object, **kwargs: object) -> fx.Node:
+        return self.module.graph.call_function(called, (self._held(what), *args), kwargs)  # type: ignore[arg-type]
+
+    def _held(self, what: object) -> fx.Node:
+        name = f"layout_{self.count}"
+        self.count += 1
+        setattr(self.module, name, what)
+        return self.module.graph.create_node("get_attr", name)  # get_attr() would warn that it is no tensor
+
+
+def _put(node: fx.Node, argument: str, new: fx.Node) -> None:
+    """Puts a node in the place of one argument of another one; a numbered argument is an entry of a list."""
+    name, _, index = argument.partition(".")
+    assert isinstance(node.target, OpOverload), node
+    place = [x.name for x in node.target._schema.arguments].index(name)
+    given = node.args[place] if place < len(node.args) else node.kwargs[name]
+    value: Argument = new
+    if index:
+        assert isinstance(given, list | tuple)
+        value = [*given[: int(index)], new, *given[int(index) + 1 :]]
+    if place < len(node.args):
+        node.args = (*node.args[:place], value, *node.args[place + 1 :])
+    else:
+        node.kwargs = {**node.kwargs, name: value}

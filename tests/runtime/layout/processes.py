@@ -1,0 +1,50 @@
+"""What pool workers run for the tests of layouts: one step of a model on parts, over messages of gloo."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from planner.capture import Captured, cut, materialise
+from planner.layout import everywhere, path
+from runtime.layout import Convert, CutGroup
+from runtime.layout.stage import STATE, cut_stage, local_graph
+from runtime.spatial import GroupWire
+from runtime.world import join
+from tests.runtime.layout.cut_models import MODELS, ours, wishes
+from tests.runtime.layout.training import captured_in_double
+
+CUTS = ("heads", "vocabulary", "sequence")
+
+
+def prepared() -> tuple[Captured, dict[str, Tensor], list[dict[str, Tensor]]]:
+    """Returns the same model and batches in every process."""
+    torch.manual_seed(0)
+    return captured_in_double(ours())
+
+
+def step(rank: int, ranks: int, rendezvous: Path) -> dict[str, list[float]]:
+    """Returns the loss and every gradient, put together over the ranks, as plain numbers."""
+    world = join(rendezvous, rank, ranks, torch.device("cpu"))
+    try:
+        made = world.new_group(range(ranks))
+        assert made is not None
+        captured, tensors, batches = prepared()
+        graph = local_graph(captured, (ranks,), wishes(MODELS["our GPT-2"][1], CUTS))
+        group = CutGroup((ranks,), GroupWire(made))
+        (stage,) = cut(captured, ())
+        materialise(stage, tensors)
+        cut_stage(stage, graph, group)
+        loss = list(stage(batches[0]).values())[-1]
+        loss.backward()
+        found = {"loss": [float(loss.detach())]}
+        for name, x in stage.named_parameters():
+            own = graph.states[STATE + name].dual()
+            steps = path(own, everywhere(own.shape), (ranks,), trained=False)
+            assert x.grad is not None
+            found[name] = Convert(steps, group)(x.grad).flatten().tolist()
+        return found
+    finally:
+        world.close()

@@ -1,0 +1,197 @@
+"""Models on parts train as one process does: losses and all gradients, step by step, in float64.
+
+The whole matrix is `python -m tests.runtime.layout.test_models`; tests draw from it by seed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from functools import cache
+from random import Random
+
+import pytest
+import torch
+
+from planner.capture import Captured
+from planner.errors import BadInput
+from planner.layout import Wish
+from planner.spatial import NoRule
+from runtime.layout.stage import local_graph
+from tests.draws import SEED
+from tests.runtime.layout.cut_models import CONFIGURATIONS, MODELS, fused, wishes, without_dropout
+from tests.runtime.layout.training import (
+    EXACT,
+    Trained,
+    alone,
+    captured_in_double,
+    difference,
+    together,
+)
+
+MESHES = ((2,), (4,))
+TABLE = [*itertools.product(MODELS, MESHES, CONFIGURATIONS)]
+GROUPED = {"Llama": {"model.layers.*.self_attn.q_proj": "out", "model.layers.*.self_attn.o_proj": "in"}}
+DRAWN = 6
+
+Prepared = tuple[Captured, Mapping[str, torch.Tensor], Sequence[Mapping[str, torch.Tensor]], Trained]
+
+
+@cache
+def prepared(name: str) -> Prepared:
+    torch.manual_seed(0)
+    case = fused(name) if name not in MODELS else without_dropout(MODELS[name][0]())
+    found = captured_in_double(case)
+    return (*found, alone(*found))
+
+
+def cuts_of(name: str, mesh: tuple[int, ...], configuration: tuple[str, ...]) -> list[Wish]:
+    cuts = MODELS[name][1]
+    if mesh == (4,) and name in GROUPED:  # two groups of keys and values: they stay whole
+        mlp = {x: f for x, f in cuts["heads"].items() if f == "hidden"}
+        cuts = {**cuts, "heads": GROUPED[name] | mlp}
+    return wishes(cuts, configuration)
+
+
+def row(name: str, mesh: tuple[int, ...], configuration: tuple[str, ...]) -> tuple[float, float]:
+    captured, tensors, batches, one = prepared(name)
+    others, _ = together(captured, tensors, batches, mesh, cuts_of(name, mesh, configuration))
+    return difference(one, others)
+
+
+@pytest.mark.parametrize(("name", "mesh", "configuration"), Random(SEED).sample(TABLE, DRAWN))
+def test_a_model_on_parts_trains_as_one_process(
+    name: str, mesh: tuple[int, ...], configuration: tuple[str, ...]
+) -> None:
+    losses, gradients = row(name, mesh, configuration)
+    assert losses < EXACT and gradients < EXACT
+
+
+SEQUENCE = {
+    "our GPT-2": ("blocks.*.attention", {"token": "sequence", "blocks.*": "sequence", "norm": "sequence"}),
+    "BERT": ("bert.encoder.layer.*.attention.self", {"bert": "sequence"}),
+}
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("name", SEQUENCE)
+@pytest.mark.parametrize("way", ["ulysses", "gather"])
+def test_attention_over_a_cut_sequence_trains_as_one_process(way: str, name: str, ranks: int) -> None:
+    captured, tensors, batches, one = prepared(name)
+    attention, others = SEQUENCE[name]
+    cuts = others | ({attention: "ulysses"} if way == "ulysses" else {attention: "dim2"})
+    chosen = [Wish(pattern, 0, factor) for pattern, factor in cuts.items()]
+    trained, graph = together(captured, tensors, batches, (ranks,), chosen)
+    assert max(difference(one, trained)) < EXACT
+    ways = {step.forward for x in graph.conversions() for step in x.steps if "attention" in x.layer}
+    assert ("exchange" in ways) == (way == "ulysses")
+
+
+MESHES_OF_TWO = (
+    {"blocks.*.attention": ("heads", "heads"), "blocks.*.feedforward": ("hidden", "hidden")},
+    {"blocks.*.attention": ("heads", "samples"), "blocks.*.feedforward": ("hidden", "samples")},
+    {"blocks.*.attention": ("heads", "sequence"), "blocks.*.feedforward": ("hidden", "sequence")},
+)
+
+
+@pytest.mark.parametrize("cuts", MESHES_OF_TWO)
+def test_a_mesh_of_two_axes_trains_as_one_process(cuts: Mapping[str, tuple[str, str]]) -> None:
+    captured, tensors, batches, one = prepared("our GPT-2")
+    chosen = [Wish(pattern, axis, x) for pattern, pair in cuts.items() for axis, x in enumerate(pair)]
+    chosen += [Wish("token", 1, "samples"), Wish("blocks.*", 1, "sequence")] * (cuts is MESHES_OF_TWO[2])
+    others, _ = together(captured, tensors, batches, (2, 2), chosen)
+    assert max(difference(one, others)) < EXACT
+
+
+@pytest.mark.parametrize("order", ["(3,h,d)", "(h,3,d)", "groups"])
+def test_q_k_and_v_of_one_weight_are_never_gathered(order: str) -> None:
+    captured, tensors, batches, one = prepared(order)
+    others, graph = together(captured, tensors, batches, (2,), [Wish("attention", 0, "heads")])
+    assert max(difference(one, others)) < EXACT
+    assert [(x.tensor, x.steps[0].forward) for x in graph.conversions()] == [
+        ("state:attention.out.bias", "first"),
+        ("%linear_1", "reduce"),
+    ]
+
+
+@pytest.mark.parametrize("configuration", [("heads",), ("heads", "sequence")])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_block_sends_what_the_formula_says(ranks: int, configuration: tuple[str, ...]) -> None:
+    """8 (t-1)/t M h for a block, counted at the wire and said by the plan; beside them only the ends of the model."""
+    captured, tensors, batches, one = prepared("our GPT-2")
+    others, graph = together(
+        captured, tensors, batches, (ranks,), cuts_of("our GPT-2", (ranks,), configuration)
+    )
+    assert max(difference(one, others)) < EXACT
+    tokens, width, blocks, double = 2 * 8, 16, 2, 8
+    formula = 8 * (ranks - 1) / ranks * tokens * width * blocks * double
+    inside = [x for x in graph.conversions() if x.tensor not in _ENDS]
+    said = sum(sum(x.sent((ranks,))) for x in inside) * double
+    ends = sum(sum(x.sent((ranks,))) for x in graph.conversions() if x not in inside) * double
+    assert said == formula
+    assert abs(others[0].sent - (formula + ends)) <= 0.02 * formula
+
+
+_ENDS = (
+    "token:0",
+    "position:0",
+    "%embedding_1",
+    "%add",
+    "norm:0",
+    "head:0",
+    "loss:0",
+    "target",
+    "%flatten_5",
+)
+
+
+def test_q_k_and_v_of_one_input_share_one_sum() -> None:
+    captured, *_ = prepared("Llama")
+    graph = local_graph(captured, (2,), cuts_of("Llama", (2,), ("heads",)))
+    entered = [x.layer for x in graph.conversions() if x.steps[0].backward == "reduce"]
+    blocks = 2
+    assert len(entered) == 2 * blocks  # q, k and v once, gate and up once
+    summed = [x.layer for x in graph.conversions() if x.steps[0].forward == "reduce"]
+    assert len(summed) == 2 * blocks
+
+
+@pytest.mark.parametrize(
+    ("cuts", "error", "said"),
+    [
+        (
+            {"blocks.*.attention": "heads"},
+            NoRule,
+            r"48 columns in 3 parts do not fit the aten.scaled_dot_product_attention of \(2, 4, 8, 4\)",
+        ),
+        ({"blocks.*.attention": "columns"}, BadInput, r"factor 'columns' .*allowed: heads, hidden, out, in"),
+        ({"norm": "vocabulary"}, BadInput, r"no operation of 'norm' has the factor 'vocabulary'"),
+        ({"block.*": "heads"}, BadInput, r"no module 'block.\*' .*allowed: token, position"),
+        (
+            {"token": "vocabulary"},
+            NoRule,
+            r"parameter 'token.weight' is used under two cuts: .*'token'.*'head'",
+        ),
+    ],
+)
+def test_a_cut_that_cannot_be_is_refused_in_one_message(
+    cuts: Mapping[str, str], error: type[Exception], said: str
+) -> None:
+    captured, *_ = prepared("our GPT-2")
+    with pytest.raises(error, match=said):
+        local_graph(captured, (3,), [Wish(pattern, 0, factor) for pattern, factor in cuts.items()])
+
+
+def test_the_same_cut_gives_the_same_graph() -> None:
+    captured, *_ = prepared("our GPT-2")
+    cuts = cuts_of("our GPT-2", (2,), ("heads", "vocabulary"))
+    assert repr(local_graph(captured, (2,), cuts)) == repr(local_graph(captured, (2,), cuts))
+
+
+def main() -> None:
+    """Runs the whole matrix."""
+    for name, mesh, configuration in TABLE:
+        print(name, mesh, configuration, *(f"{x:.1e}" for x in row(name, mesh, configuration)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,22 @@
+"""A model on parts over real processes: the same code as over threads, with messages of gloo."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.pool import Pool
+from tests.runtime.layout.processes import prepared
+from tests.runtime.layout.training import EXACT, alone
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_processes_train_as_one(ranks: int, pool: Pool) -> None:
+    captured, tensors, batches = prepared()
+    one = alone(captured, tensors, batches[:1])
+    for found in pool.run("tests.runtime.layout.processes:step", ranks):
+        assert isinstance(found, dict)
+        assert abs(found.pop("loss")[0] - one.losses[0]) < EXACT
+        for name, grad in one.gradients[0].items():
+            mine = torch.tensor(found[name], dtype=torch.float64)
+            assert float((mine - grad.flatten()).abs().max()) < EXACT, name
