@@ -114,7 +114,7 @@ class Text(Dataset[dict[str, Tensor]]):
         return {"input_ids": self.tokens[index], "labels": self.tokens[index]}
 
 
-def llama() -> nn.Module:
+def llama(layers: int = 4) -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -122,7 +122,7 @@ def llama() -> nn.Module:
         vocab_size=WORDS,
         hidden_size=64,
         intermediate_size=128,
-        num_hidden_layers=4,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         use_cache=False,
     )

@@ -27,6 +27,7 @@ ORDER = (
     "planner.terminal",
     "planner.files",
     "planner.model",
+    "planner.kept",
     "planner.workload",
     "planner.recipes",
     "planner.schedule",
@@ -61,6 +62,7 @@ ORDER = (
     "runtime.spatial",
     "runtime.layout",
     "runtime.update",
+    "runtime.kept",
     "runtime.sharding",
     "runtime.checkpoint",
     "runtime.rank",
@@ -96,13 +98,15 @@ VIEWS = ("_repr_html_", "plot")
 MOST_LINES = 300
 MOST_FILES = 300  # in the rooms of the house as it was built
 LATER_ROOMS = (
+    "planner.kept",
+    "planner.layout",
     "planner.recipes",
     "planner.scavenge",
-    "planner.layout",
     "runtime.infer",
+    "runtime.kept",
+    "runtime.layout",
     "runtime.loop",
     "runtime.sharding",
-    "runtime.layout",
 )
 MOST_IN_A_ROOM = 12
 

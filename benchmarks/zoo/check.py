@@ -37,7 +37,8 @@ from runtime import checkpoint as checkpoints
 from runtime.cli import backward_split
 from runtime.runfolder import LOSS
 from runtime.train import Model, job_of, prepare
-from runtime.train.training import NoPulse, Training
+from runtime.train.stop import NoPulse
+from runtime.train.training import Training
 from runtime.world import alone
 from tests.planner.staged import SEED, random_boundaries, run_stages
 from tests.runtime.plans import plan_for

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +16,7 @@ from planner.errors import BadInput
 
 if TYPE_CHECKING:
     from planner.cluster import Cluster
+    from planner.explore import Goal
     from planner.milp import Pins, Question
     from planner.plan import Plan
     from planner.profile import Profile
@@ -24,25 +25,6 @@ EXAMPLE = (
     "shardwright plan gpt2 --cluster plans/clusters/one-node.yaml --batch 64 -o gpt2-plan.yaml. "
     "With --frontier, --devices 8,16,32 or --batch auto the output is a folder of plans, and a table."
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Goal:
-    """The part of a question that may be asked several times over: batches, devices, limits."""
-
-    batches: tuple[int, ...]  # empty: as many as gain something
-    devices: tuple[int, ...]  # empty: all there are
-    frontier: bool
-
-    @property
-    def single(self) -> bool:
-        return not self.frontier and len(self.batches) == 1 and len(self.devices) < 2
-
-    @property
-    def what(self) -> str:
-        if self.single:
-            return "plan"
-        return "frontier" if self.frontier else "devices" if len(self.devices) > 1 else "batch"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +41,10 @@ class PlanOptions:
     fix: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="pin a decision")] = None
     devices: Annotated[
         str | None, typer.Option(metavar="N|N,N", help="at most so many devices; several are compared")
+    ] = None
+    kept: Annotated[
+        str | None,
+        typer.Option(metavar="FILE|F|F,F", help="of pruned weights: masks, or the share kept"),
     ] = None
     precision: Annotated[str | None, typer.Option(help="one of those profiled")] = None
     execution: Annotated[str | None, typer.Option(help="eager or compiled, as profiled")] = None
@@ -111,10 +97,12 @@ def register_plan(app: typer.Typer, measure: Measure, observe: Observe) -> None:
 
 def plan(given: PlanOptions, measure: Measure, observe: Observe) -> None:
     from planner import cluster as clusters
+    from planner.kept import kept_asked, shares_asked
     from planner.milp import Question, effort_named, pins
     from planner.workload import parse_settings
 
-    goal, effort = _goal(given.batch, given.devices, given.frontier), effort_named(given.effort)
+    shares = shares_asked(given.kept)
+    goal, effort = _goal(given.batch, given.devices, given.frontier, shares), effort_named(given.effort)
     machines = corrected_machines(clusters.load(given.cluster), given.calibration, given.replan_from, observe)
     fixed = _fixed(parse_settings(given.fix or [], "--fix"), goal)
     # Before anything is measured: what means nothing, and what cannot be written.
@@ -122,6 +110,7 @@ def plan(given: PlanOptions, measure: Measure, observe: Observe) -> None:
     if given.workload is not None:
         given.place(given.workload, goal)
     costs = _costs(given, measure, machines, goal, pinned)
+    costs = replace(costs, kept=kept_asked(costs.graph, given.kept))
     if costs.device not in {group.device for group in machines.nodes}:
         given.out.note(_other_device(costs.device, machines))
     question = Question(
@@ -159,15 +148,18 @@ def _other_device(profiled: str, machines: Cluster) -> str:
     )
 
 
-def _goal(batch: str, devices: str | None, frontier: bool) -> Goal:
+def _goal(batch: str, devices: str | None, frontier: bool, shares: tuple[float, ...]) -> Goal:
+    from planner.explore import Goal
+
     batches = () if batch == "auto" else terminal.whole_numbers(batch, "--batch")
     counts = terminal.whole_numbers(devices, "--devices") if devices is not None else ()
-    if (len(batches) != 1) + (len(counts) > 1) + frontier > 1:
+    several = shares if len(shares) > 1 else ()
+    if (len(batches) != 1) + (len(counts) > 1) + frontier + bool(several) > 1:
         raise BadInput(
-            "several batches, several counts of devices and --frontier exclude each other",
+            "several batches, several counts of devices, several shares kept and --frontier exclude each other",
             allowed="one of them at a time",
         )
-    return Goal(batches=batches, devices=counts, frontier=frontier)
+    return Goal(batches=batches, devices=counts, frontier=frontier, shares=several)
 
 
 def _fixed(given: Mapping[str, str], goal: Goal) -> dict[str, object]:
@@ -272,17 +264,19 @@ def _front(question: Question, goal: Goal, where: PlanOptions) -> None:
 
 def _sweep(question: Question, goal: Goal, where: PlanOptions) -> None:
     from planner import milp, show
-    from planner.explore import over_batches, over_devices
+    from planner.explore import over_batches, over_devices, over_kept
 
     what, folder = goal.what, where.place(question.profile.workload, goal)
-    if len(goal.devices) > 1:
+    if goal.shares:
+        sweep = over_kept(question, goal.shares)
+    elif len(goal.devices) > 1:
         sweep = over_devices(question, goal.devices)
     else:
         sweep = over_batches(question, goal.batches or None)
     found = {row.asked: row.plan for row in sweep.rows if row.plan is not None}
     if not found:
         milp.solve(question)
-    files = {count: folder / f"{what}-{count}.yaml" for count in found}
+    files = {count: folder / f"{what}-{count:g}.yaml" for count in found}
     _write(folder, {files[count]: plan for count, plan in found.items()}, where)
     where.out.result(
         show.data(sweep, files=files),

@@ -10,9 +10,10 @@ from planner.arrays import NS_PER_S
 from planner.cost.messages import Edges, hop_bytes
 from planner.cost.spatial_tables import Grid, GridChoice, Prices, row_of, sharded, shown, stage_of
 from planner.cost.stage_bytes import copies_of_statistics, losses_held, stage_bytes, step_bytes
-from planner.cost.tables import Tables, price, setting_of
+from planner.cost.tables import INDEX_BYTES, Tables, price, setting_of
 
 __all__ = [
+    "INDEX_BYTES",
     "NS_PER_S",
     "Edges",
     "Grid",

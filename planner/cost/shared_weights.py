@@ -11,12 +11,24 @@ Tables over intervals [i, j) of layers, each a candidate stage.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
 
 from planner.arrays import IntArray
 from planner.model import ModelGraph
+
+
+def dropped(graph: ModelGraph, kept: Mapping[str, int], name: str) -> int:
+    """Returns the bytes of a pruned parameter's dense gradient, which is dropped, and of what is gathered from it.
+
+    Args: `kept` has the kept entries by parameter; any other parameter gives 0.
+    """
+    if name not in kept:
+        return 0
+    row = graph.parameter[name]
+    return row.bytes + kept[name] * (row.bytes // prod(row.shape))
 
 
 class Reuse(NamedTuple):
@@ -231,3 +243,33 @@ def running_maximum(amounts: IntArray) -> IntArray:
     for i in range(count):
         table[i, i + 1 :] = np.maximum.accumulate(amounts[i:])
     return table
+
+
+def whole_elements(graph: ModelGraph, kept: Mapping[str, int]) -> IntArray:
+    """Returns the most trainable elements of each stage that sharing among ranks leaves undivided.
+
+    Sharing gives each rank whole parameters: at most the largest one, and what other stages hold as well.
+    Args: `kept` has the kept entries of pruned parameters.
+    """
+    count = len(graph.layers)
+    largest, tied = np.zeros(count, np.int64), Rectangles(count)
+    for parameter in graph.trained:
+        users = sorted(graph.index[name] for name in set(parameter.users))
+        size = kept.get(parameter.name, prod(parameter.shape))
+        largest[users] = np.maximum(largest[users], size)
+        tied.add_once(users, size)
+        tied.add((0, users[0] + 1), (users[-1] + 1, count + 1), -size)
+    return tied.table + running_maximum(largest)
+
+
+def largest_of(graph: ModelGraph, sizes: Mapping[str, int]) -> IntArray:
+    """Returns the largest of some sizes in each stage.
+
+    Args: `sizes` are by parameter.
+    Returns: a table over intervals of layers.
+    """
+    largest = np.zeros(len(graph.layers), np.int64)
+    for name, size in sizes.items():
+        users = [graph.index[user] for user in graph.parameter[name].users]
+        largest[users] = np.maximum(largest[users], size)
+    return running_maximum(largest)

@@ -9,7 +9,7 @@ layer, and on the way back their gradients.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import NamedTuple
@@ -28,6 +28,7 @@ from planner.cost.messages import (
 )
 from planner.cost.shared_weights import (
     arriving_at_made,
+    dropped,
     early,
     reused,
     reused_values,
@@ -84,13 +85,14 @@ def stage_bytes(
     handed = [v for v in handed if v.needs_grad]
     unanswered = 0 if _total(profile, returning, key) else _total(profile, leaving, key)
     shared = _total(profile, (v for v in near if held_in.own(v.name, first - 1)), key)
+    own, kept = {name for layer in layers for name in graph.layer[layer].parameters}, profile.kept.counts
     copied = remembered_bytes(graph, layers) if recompute else 0
     return StageBytes(
         saved=saved - shared + copied,
         held=halves.held + copied,
         kept=stage.inputs[-1] - shared + copied,
         shared=shared,
-        workspace=workspace,
+        workspace=workspace + max((dropped(graph, kept, name) for name in own), default=0),
         splitting=max(0, halves.first - saved - workspace),
         weighing=max(0, halves.second - halves.held - workspace),
         arriving=_total(profile, came, key) - _total(profile, near, key),
@@ -102,7 +104,7 @@ def stage_bytes(
         back=_total(profile, back, key),
         far=_total(profile, (v for v in entering if is_far(graph, v, first)), key),
         unanswered=unanswered,
-        update=update_bytes(profile.optimizer, _trained_elements(graph, layers)),
+        update=update_bytes(profile.optimizer, [_updated(graph, kept, name) for name in own]),
     )
 
 
@@ -281,9 +283,9 @@ def _total(profile: Profile, values: Iterable[Value], key: CostKey) -> int:
     return sum(profile.value_bytes(value.name, key) for value in values)
 
 
-def _trained_elements(graph: ModelGraph, layers: Sequence[str]) -> list[int]:
-    names = {name for layer in layers for name in graph.layer[layer].parameters}
-    return [prod(graph.parameter[name].shape) for name in names if graph.parameter[name].trainable]
+def _updated(graph: ModelGraph, kept: Mapping[str, int], name: str) -> int:
+    row = graph.parameter[name]
+    return kept.get(name, prod(row.shape)) if row.trainable else 0
 
 
 def update_bytes(optimizer: OptimizerCost, elements: Sequence[int]) -> int:

@@ -17,13 +17,15 @@ import numpy as np
 from planner.arrays import NS_PER_S, BoolArray, IntArray
 from planner.cost.activation_tables import Moving, Walking, moving
 from planner.cost.messages import Edges, Talk, edges
-from planner.cost.shared_weights import Rectangles, running_maximum
+from planner.cost.shared_weights import Rectangles, dropped, largest_of, whole_elements
 from planner.cost.unit_tables import UnitTables, unit_tables
 from planner.errors import BadInput
 from planner.model import ModelGraph
 from planner.plan import Plan
 from planner.profile import CostKey, LayerCost, Profile, Seconds, storages
 from planner.schedule import Kind
+
+INDEX_BYTES = 4  # of the place of one kept entry
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,10 @@ class Tables:
     loss_bytes: int  # of one micro-batch
     whole_elements: IntArray  # [i, j] the most trainable elements that sharing among ranks leaves undivided
     largest: IntArray  # [i, j] elements of the largest trainable parameter
+    scattered: IntArray  # [i, j] kept elements of pruned parameters
+    dropped: (
+        IntArray  # [i, j] the most bytes of one dense gradient that is gathered from, and of what is gathered
+    )
     moving: Moving
     walking: Walking
     edges: Edges
@@ -57,6 +63,7 @@ class Tables:
     largest_bytes_per_element: float
     other_bytes_per_element: float
     step_ns_per_element: float
+    scatter_ns_per_element: float
 
     def averaged(self) -> Tables:
         """Returns the tables of a training that keeps an average of every trained parameter beside it."""
@@ -149,15 +156,15 @@ def tables(
     Args: `costs` has one row a layer, `size_of` the bytes of every Value. `regridded` tells choices with the same
         grid apart.
     """
-    graph = profile.graph
+    graph, kept = profile.graph, profile.kept.counts
     saved, entered, leaving = _values(graph, costs, size_of)
-    parameters, gradients, tied, elements, trained = _parameters(graph)
+    parameters, gradients, tied, elements, trained, scattered = _parameters(graph, kept)
     moved, walking = moving(graph, costs, size_of, saved=saved, entered=entered)
     return Tables(
         graph=graph,
         setting=setting,
         regridded=regridded,
-        time_ns=_prefixes(costs, "median"),
+        time_ns=_gathering(_prefixes(costs, "median"), profile),
         spread_ns=_prefixes(costs, "spread"),
         saved=saved,
         owing=_prefix(cost.owing_bytes for cost in costs),
@@ -171,8 +178,10 @@ def tables(
         written=_written(graph, remembered=False),
         remembered=_written(graph, remembered=True),
         loss_bytes=sum(size_of[name] for name in graph.layers[-1].outputs),
-        whole_elements=_whole_elements(graph),
-        largest=_largest(graph),
+        whole_elements=whole_elements(graph, kept),
+        largest=largest_of(graph, {row.name: kept.get(row.name, prod(row.shape)) for row in graph.trained}),
+        scattered=scattered,
+        dropped=largest_of(graph, {name: dropped(graph, kept, name) for name in kept}),
         moving=moved,
         walking=walking,
         edges=edges(graph, size_of),
@@ -181,6 +190,7 @@ def tables(
         largest_bytes_per_element=profile.optimizer.largest_bytes_per_parameter,
         other_bytes_per_element=profile.optimizer.other_bytes_per_parameter,
         step_ns_per_element=profile.optimizer.seconds_per_parameter.median * NS_PER_S,
+        scatter_ns_per_element=profile.optimizer.scatter_s * NS_PER_S,
     )
 
 
@@ -232,21 +242,38 @@ def _values(
     return saved.table + (own[None, :] - own[:, None]), entered.table, leaving.table
 
 
-def _parameters(graph: ModelGraph) -> tuple[IntArray, ...]:
+def _gathering(time_ns: dict[Kind, IntArray], profile: Profile) -> dict[Kind, IntArray]:
+    """Returns prefix sums in which a layer also gathers the gradients of the kept entries of its parameters."""
+    if not profile.kept.counts:
+        return time_ns
+    rate, kept = profile.optimizer.gather_s * NS_PER_S, profile.kept.counts
+    rows = (sum(kept.get(name, 0) for name in set(layer.parameters)) for layer in profile.graph.layers)
+    gathered = _prefix(round(count * rate) for count in rows)
+    return {kind: ns + gathered if kind in (Kind.B, Kind.W) else ns for kind, ns in time_ns.items()}
+
+
+def _parameters(graph: ModelGraph, kept: Mapping[str, int]) -> tuple[IntArray, ...]:
     count = len(graph.layers)
-    held, gradients, tied, elements, trained = (Rectangles(count) for _ in range(5))
+    held, gradients, tied, elements, trained, scattered = (Rectangles(count) for _ in range(6))
     for parameter in graph.parameters:
         users = sorted(graph.index[name] for name in set(parameter.users))
+        size = parameter.bytes
+        number = whole = prod(parameter.shape)
+        if parameter.name in kept:
+            number = kept[parameter.name]
+            size = parameter.bytes // whole * number
+            held.add_once(users, size + INDEX_BYTES * number)  # beside the dense weight
+            scattered.add_once(users, number)
         held.add_once(users, parameter.bytes)
         if parameter.trainable and users:
-            gradients.add_once(users, parameter.bytes)
-            elements.add_once(users, prod(parameter.shape))
+            gradients.add_once(users, size)
+            elements.add_once(users, number)
             trained.add_once(users, 1)
-            tied.add_once(users, parameter.bytes)
-            tied.add((0, users[0] + 1), (users[-1] + 1, count + 1), -parameter.bytes)
+            tied.add_once(users, size)
+            tied.add((0, users[0] + 1), (users[-1] + 1, count + 1), -size)
     for buffer in graph.buffers:
         held.add_once(sorted(graph.index[name] for name in set(buffer.users)), buffer.bytes)
-    return held.table, gradients.table, tied.table, elements.table, trained.table
+    return held.table, gradients.table, tied.table, elements.table, trained.table, scattered.table
 
 
 def _written(graph: ModelGraph, *, remembered: bool) -> IntArray:
@@ -255,26 +282,3 @@ def _written(graph: ModelGraph, *, remembered: bool) -> IntArray:
         if buffer.mutated and buffer.remembered == remembered:
             written.add_once(sorted(graph.index[name] for name in set(buffer.users)), buffer.bytes)
     return written.table
-
-
-def _whole_elements(graph: ModelGraph) -> IntArray:
-    """Returns the most trainable elements of each stage that sharing among ranks leaves undivided.
-
-    Sharing gives each rank whole parameters: at most the largest one, and what other stages hold as well.
-    """
-    count = len(graph.layers)
-    largest, tied = np.zeros(count, np.int64), Rectangles(count)
-    for parameter in graph.trained:
-        users, size = sorted(graph.index[name] for name in set(parameter.users)), prod(parameter.shape)
-        largest[users] = np.maximum(largest[users], size)
-        tied.add_once(users, size)
-        tied.add((0, users[0] + 1), (users[-1] + 1, count + 1), -size)
-    return tied.table + running_maximum(largest)
-
-
-def _largest(graph: ModelGraph) -> IntArray:
-    largest = np.zeros(len(graph.layers), np.int64)
-    for parameter in graph.trained:
-        users = [graph.index[name] for name in parameter.users]
-        largest[users] = np.maximum(largest[users], prod(parameter.shape))
-    return running_maximum(largest)

@@ -1,22 +1,24 @@
 """Answers one planning question many times: over memory limits, devices and batches.
 
 In comes a `Question`; every answer is a plan of the solver in `planner.milp`. `frontier` returns the Pareto-optimal
-plans, `over_devices` and `over_batches` return a sweep, `explain` says why a plan won. Start reading in
+plans, `over_devices`, `over_batches` and `over_kept` return a sweep, `explain` says why a plan won. Start reading in
 `frontier.py`.
 """
 
-from planner.explore.explanation import Explanation, PlanParts, explain
+from planner.explore.explanation import Explanation, PlanParts, PrunedState, explain
 from planner.explore.frontier import Frontier, FrontierRow, frontier
 from planner.explore.scaling import (
     EFFICIENT,
     HALF,
     MOST_MICROS,
     NEAR_BEST,
+    Goal,
     Lemma,
     ScalingRow,
     Sweep,
     over_batches,
     over_devices,
+    over_kept,
 )
 
 __all__ = [
@@ -27,12 +29,15 @@ __all__ = [
     "Explanation",
     "Frontier",
     "FrontierRow",
+    "Goal",
     "Lemma",
     "PlanParts",
+    "PrunedState",
     "ScalingRow",
     "Sweep",
     "explain",
     "frontier",
     "over_batches",
     "over_devices",
+    "over_kept",
 ]

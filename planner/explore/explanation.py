@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import prod
 
 from planner.cluster import with_more
+from planner.cost import INDEX_BYTES
 from planner.explore.scaling import Lemma, computing_ns, overhead
+from planner.kept import WHOLE
 from planner.milp import (
     ConfigurationState,
     Question,
@@ -18,6 +21,7 @@ from planner.milp import (
     solve_with_search,
 )
 from planner.plan import Plan, PlannedConfiguration
+from planner.profile import Profile
 from planner.schedule import FAMILIES
 
 GIB = 1 << 30
@@ -44,6 +48,15 @@ class MoreMemory:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PrunedState:
+    """What pruning changes: the state of a parameter in bytes, and the fastest plan of the same model unpruned."""
+
+    bytes_each: float
+    dense_bytes_each: float
+    dense: Plan | None  # None where it does not fit
+
+
+@dataclass(frozen=True, kw_only=True)
 class Explanation:
     """A plan with what its search has shown beside it."""
 
@@ -60,6 +73,7 @@ class Explanation:
     in_one: PlanParts | None = (
         None  # where gradients are summed in parts: the same plan with one sum a device
     )
+    pruned: PrunedState | None = None  # where weights are pruned
 
 
 def explain(question: Question, *, more_bytes: int = GIB) -> Explanation:
@@ -86,7 +100,28 @@ def explain(question: Question, *, more_bytes: int = GIB) -> Explanation:
         room=_room(plan, roomier, more_bytes),
         overhead=overhead(plan),
         in_one=_in_one(found),
+        pruned=_pruned(question) if question.profile.kept.counts else None,
     )
+
+
+def _pruned(question: Question) -> PrunedState:
+    profile = question.profile
+    whole = replace(profile, kept=WHOLE)
+    dense = solve_or_none(replace(question, profile=whole).instance(), question.effort)
+    return PrunedState(bytes_each=_bytes_each(profile), dense_bytes_each=_bytes_each(whole), dense=dense)
+
+
+def _bytes_each(profile: Profile) -> float:
+    """Returns the bytes of weight, gradient, state and indices of a trained parameter, on average over its elements."""
+    kept, total, elements = profile.kept.counts, 0.0, 0
+    for row in profile.graph.trained:
+        size = prod(row.shape)
+        stay = kept.get(row.name, size)
+        each = row.bytes // max(1, size)
+        total += row.bytes + stay * (each + profile.optimizer.state_bytes_per_parameter)
+        total += stay * (each + INDEX_BYTES) if row.name in kept else 0
+        elements += size
+    return total / max(1, elements)
 
 
 def error_of(plan: Plan) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from math import isqrt
 from typing import Literal
 
@@ -198,7 +199,8 @@ def _traced(
 def _widest(answers: list[_Answer], nothing: int, resolution: float) -> tuple[int, int] | None:
     """Returns the open stretch of limits with the largest ratio of its ends; both ends are answered."""
     ordered = sorted(answers, key=lambda a: a.uses)
-    below = [(nothing, -1), *((a.limit, a.plan.prediction.step_ns) for a in ordered[:-1])]
+    limits = [(nothing, -1), *((a.limit, a.plan.prediction.step_ns) for a in ordered[:-1])]
+    below = accumulate(limits, max)  # a thriftier plan may answer a larger limit than the next one
     found = []
     for (low, slower_ns), above in zip(below, ordered, strict=True):
         told_apart = above.uses > low + 1 and above.uses > low * (1 + resolution)

@@ -9,6 +9,7 @@ from typing import Literal
 
 from planner.errors import BadInput
 from planner.explore.frontier import peak_bytes, samples_per_s
+from planner.kept import KeptEntries
 from planner.milp import Question, changed, solve_or_none
 from planner.plan import Plan, schedule_of, world_size
 from planner.schedule import Kind
@@ -22,10 +23,35 @@ MOST_MICROS = 256  # micro-batches of a replica and step that end the doubling: 
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScalingRow:
-    """The fastest plan for at most so many devices, or for so many samples a step; None where nothing fits."""
+class Goal:
+    """The part of a question that may be asked several times over: batches, devices, limits."""
 
-    asked: int
+    batches: tuple[int, ...]  # empty: as many as gain something
+    devices: tuple[int, ...]  # empty: all there are
+    frontier: bool
+    shares: tuple[float, ...] = ()  # of pruned weights that are kept, where there are several to compare
+
+    @property
+    def single(self) -> bool:
+        """Returns whether one plan answers."""
+        several = max(len(self.devices), len(self.shares)) > 1
+        return not (self.frontier or several) and len(self.batches) == 1
+
+    @property
+    def what(self) -> str:
+        """Returns the word for the answer, of which its file is named."""
+        if self.single:
+            return "plan"
+        if self.frontier or self.shares:
+            return "frontier" if self.frontier else "kept"
+        return "devices" if len(self.devices) > 1 else "batch"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalingRow:
+    """The fastest plan for so many devices at most, samples a step, or kept entries; None where nothing fits."""
+
+    asked: float  # a count of devices or samples, or the share of pruned weights that is kept
     plan: Plan | None
 
     @property
@@ -88,17 +114,17 @@ class Lemma:
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """The rows of a sweep over devices or batches, and its knee."""
+    """The rows of a sweep over devices, batches or shares that are kept, and its knee."""
 
-    over: Literal["devices", "batch"]
+    over: Literal["devices", "batch", "kept"]
     rows: tuple[ScalingRow, ...]
-    knee: int | None  # as asked; None where nothing fits
+    knee: float | None  # as asked; None where nothing fits
     lemma: Lemma | None = None
 
-    def row(self, asked: int) -> ScalingRow:
+    def row(self, asked: float) -> ScalingRow:
         """Returns the row that was asked for.
 
-        Args: `asked` is a number of devices or a batch of this sweep.
+        Args: `asked` is a number of devices, a batch or a share of this sweep.
         Raises: StopIteration where the sweep does not have it.
         """
         return next(row for row in self.rows if row.asked == asked)
@@ -130,7 +156,7 @@ def over_batches(question: Question, batches: Sequence[int] | None = None) -> Sw
     """
     rows = list(_rows(question, batches))
     found = [row for row in rows if row.plan is not None]
-    return Sweep(over="batch", rows=tuple(rows), knee=knee_of_batches(found))
+    return Sweep(over="batch", rows=tuple(rows), knee=first_near_best(found))
 
 
 def _rows(question: Question, batches: Sequence[int] | None) -> Iterator[ScalingRow]:
@@ -156,7 +182,22 @@ def _row(question: Question, batch: int) -> ScalingRow:
     return ScalingRow(asked=batch, plan=solve_or_none(instance, question.effort))
 
 
-def knee_of_devices(rows: Sequence[ScalingRow]) -> int | None:
+def over_kept(question: Question, shares: Sequence[float]) -> Sweep:
+    """Solves the question for weights of which such shares are kept.
+
+    Returns: a row for each distinct share, the largest first.
+    Raises: BadInput where the question does not match its profile.
+    """
+    rows = []
+    for share in sorted(set(shares), reverse=True):
+        kept = KeptEntries.of_share(question.profile.graph, share)
+        pruned = replace(question, profile=replace(question.profile, kept=kept))
+        rows.append(ScalingRow(asked=share, plan=solve_or_none(pruned.instance(), question.effort)))
+    found = [row for row in rows if row.plan is not None]
+    return Sweep(over="kept", rows=tuple(rows), knee=first_near_best(found))
+
+
+def knee_of_devices(rows: Sequence[ScalingRow]) -> float | None:
     """Returns the last count up to which every device added brought at least half of its share.
 
     Args: `rows` with plans, the smallest count first.
@@ -171,11 +212,11 @@ def knee_of_devices(rows: Sequence[ScalingRow]) -> int | None:
     return rows[-1].asked
 
 
-def knee_of_batches(rows: Sequence[ScalingRow]) -> int | None:
-    """Returns the smallest batch that comes near the highest rate of samples.
+def first_near_best(rows: Sequence[ScalingRow]) -> float | None:
+    """Returns the first batch or share that comes near the highest rate of samples.
 
-    Args: `rows` with plans, the smallest batch first.
-    Returns: a batch as asked; None without rows.
+    Args: `rows` with plans, in the order of what a user would rather have.
+    Returns: a batch or a share as asked; None without rows.
     """
     best = max((row.samples_per_s for row in rows), default=0.0)
     return next((row.asked for row in rows if row.samples_per_s >= NEAR_BEST * best), None)

@@ -153,7 +153,7 @@ def _write_folder(path: Path, texts: Mapping[str, str]) -> None:
         shutil.rmtree(made, ignore_errors=True)
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, content: str | bytes) -> None:
     """Writes a file so that it appears complete or not at all, with the permissions that the umask leaves.
 
     Args: `path` lies in a folder that exists; a file that is there is replaced.
@@ -161,8 +161,8 @@ def write_whole(path: Path, text: str) -> None:
     """
     part = _beside(path)
     try:
-        with part.open("x", encoding="utf-8") as file:
-            file.write(text)
+        with part.open("xb") as file:
+            file.write(content.encode("utf-8") if isinstance(content, str) else content)
         part.replace(path)
     except OSError as error:
         raise BadInput(f"cannot be written: {error.strerror}", where=str(path)) from None

@@ -6,7 +6,9 @@ A stand-in has its parameter's name and rank, because optimizers group by these,
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -23,6 +25,14 @@ from planner.workload import Workload, joint_optimizer, whole_optimizer
 TIMED_ELEMENTS = 8 * 2**20  # beyond the caches, as the real ones are
 COUNTED_ELEMENTS = 2**16
 WARM_UP_STEPS, TIMED_STEPS = 1, 9
+MOVED_ELEMENTS, KEPT_EVERY = 4 * 2**20, 10  # of a weight that is pruned, beyond the caches
+SECTOR_BYTES = 32  # that a device moves for one entry apart from others
+GATHERED_BYTES = (
+    4 + SECTOR_BYTES + 4 + 12
+)  # an index, an entry of the dense gradient, a copy of it, and a sum
+SCATTERED_BYTES = (
+    4 + 8 + 8 + 4 + 2 * SECTOR_BYTES
+)  # an index in two types, an entry, and its place in the weight
 
 
 def measured_optimizer(
@@ -42,7 +52,9 @@ def measured_optimizer(
     whole = spread_of(*visits)
     each = Seconds(median=whole.median / elements, spread=whole.spread / elements)
     transient = _transient(workload, graph, device, on_gpu=False)
-    return _cost(optimizer, elements, each, transient, **_judged(workload, graph))
+    found = _cost(optimizer, elements, each, transient, **_judged(workload, graph))
+    gather_s, scatter_s = _moved_s(device, clock)
+    return replace(found, gather_seconds_per_parameter=gather_s, scatter_seconds_per_parameter=scatter_s)
 
 
 def roofline_optimizer(workload: Workload, graph: ModelGraph, device: Device) -> OptimizerCost:
@@ -60,7 +72,28 @@ def roofline_optimizer(workload: Workload, graph: ModelGraph, device: Device) ->
     traffic = sum(work.traffic_bytes for work in counter.work)
     each = Seconds(median=traffic / elements / device.memory_bytes_per_s)
     transient = _transient(workload, graph, "cpu", device.name != "cpu")
-    return _cost(optimizer, elements, each, transient, **_judged(workload, graph))
+    return replace(
+        _cost(optimizer, elements, each, transient, **_judged(workload, graph)),
+        gather_seconds_per_parameter=GATHERED_BYTES / device.memory_bytes_per_s,
+        scatter_seconds_per_parameter=SCATTERED_BYTES / device.memory_bytes_per_s,
+    )
+
+
+def _moved_s(device: str, clock: Clock) -> tuple[float, float]:
+    """Returns the seconds that a kept entry takes out of a dense gradient, and into a dense weight."""
+    dense = torch.ones(MOVED_ELEMENTS, device=device)
+    index = torch.arange(0, MOVED_ELEMENTS, KEPT_EVERY, dtype=torch.int32, device=device)
+    kept = torch.zeros(len(index), device=device)
+
+    def gather() -> None:
+        kept.add_(dense.index_select(0, index))
+
+    def scatter() -> None:
+        dense.index_copy_(0, index.long(), kept)
+
+    took = [[clock.time(move)[0] for _ in range(WARM_UP_STEPS + TIMED_STEPS)] for move in (gather, scatter)]
+    gather_s, scatter_s = (statistics.median(each[WARM_UP_STEPS:]) / len(index) for each in took)
+    return gather_s, scatter_s
 
 
 def _judged(workload: Workload, graph: ModelGraph) -> dict[str, bool]:

@@ -59,7 +59,7 @@ def searched_space(space: Instance) -> SearchSpace:
         cuts="all",
         recompute=_recomputation(space),
         shard=(pins.shard,) if pins.shard is not None else (False,) if space.joint else (False, True),
-        held=("gradients", "parameters") if free and space.profile.optimizer.by_element else (),
+        held=("gradients", "parameters") if free and space.profile.by_element else (),
         grids=tuple(grids),
         grid_changes=changes,
         gathers=gathers,

@@ -25,7 +25,7 @@ from planner.milp.cut.frozen_order import WorkMeter
 from planner.milp.cut.problem import CutProblem
 from planner.milp.cut.recompute_least import alone
 from planner.milp.pins import Held, Pins
-from planner.milp.problems import FAMILY, Orders, Problems, arranged, pinned_cut
+from planner.milp.problems import FAMILY, Kept, Orders, Problems, arranged, pinned_cut
 from planner.milp.proof.feasible import windows
 from planner.model import refusals
 from planner.profile import CostKey, Profile, corrected
@@ -56,6 +56,15 @@ class Instance:
     meter: WorkMeter = field(default_factory=WorkMeter)
     _tables: dict[TablesKey, Tables] = field(default_factory=dict)
     _orders: Orders = field(default_factory=dict)
+    _kept: dict[object, Kept] = field(default_factory=dict)
+
+    @cached_property
+    def kept(self) -> Kept:
+        """Returns what is kept between instances whose devices differ in memory alone."""
+        cluster = self.cluster.model_dump_json(
+            exclude={"nodes": {"__all__": {"memory_bytes", "margin_bytes"}}}
+        )
+        return self._kept.setdefault((cluster, self.pins.stages), Kept())
 
     @cached_property
     def problems(self) -> Problems:
@@ -69,10 +78,7 @@ class Instance:
         return PlacementCosts(self.cluster)
 
     def permits(self, shape: Configuration) -> bool:
-        """Returns whether the model can be trained under a configuration.
-
-        Args: `shape` is any; see `planner.model.refusals`.
-        """
+        """Returns whether the model can be trained under a configuration; see `planner.model.refusals`."""
         return self._permitted(
             shape.data, shape.spatial, shape.pipes, shape.stages, shape.shard or bool(shape.held)
         )
@@ -82,10 +88,7 @@ class Instance:
         return cache(lambda *degrees: next(self.refusals(*degrees), None) is None)
 
     def refusals(self, data: int, spatial: int, pipes: int, stages: int, shard: bool) -> Iterator[Violation]:
-        """Yields why the model cannot be trained so.
-
-        Args: as of `planner.model.refusals`.
-        """
+        """Yields why the model cannot be trained so; arguments are those of `planner.model.refusals`."""
         return refusals(
             self.profile.graph,
             data=data,
@@ -107,8 +110,8 @@ class Instance:
 
         These are all replicas, and those in one node where there are several nodes.
         """
-        wide = can_share(shape.data, shape.spatial, shape.family, shape.data) and shape.update == "barrier"
-        by_element = self.profile.optimizer.by_element and self.execution == "eager"
+        wide = can_share(shape.data, shape.spatial, shape.data) and shape.update == "barrier"
+        by_element = self.profile.by_element and self.execution == "eager"
         if not wide or not by_element or self.pins.ema:
             return ()
         near = self.cluster.nodes[0].devices_per_node // shape.workers
@@ -146,10 +149,7 @@ class Instance:
         return self._tables[key]
 
     def whole(self, micro: int) -> Tables:
-        """Returns what layers cost on whole samples.
-
-        Args: `micro` is the samples of a micro-batch.
-        """
+        """Returns what layers cost on whole samples, in micro-batches of `micro` samples."""
         key = TablesKey(micro=micro)
         if key not in self._tables:
             found = price(self.costs, self._setting(micro))
@@ -199,10 +199,7 @@ class Instance:
         return [micro for micro in found if self.profile.graph.serves(micro)]
 
     def problem(self, configuration: Configuration) -> CutProblem | None:
-        """Returns the cut problem of a configuration.
-
-        Returns: None where its order, or so many stages, cannot be had.
-        """
+        """Returns the cut problem of a configuration; None where its order, or so many stages, cannot be had."""
         order = self.problems.order(configuration)
         allowed = self._allowed(configuration)
         if order is None or order.schedule.stages >= np.count_nonzero(allowed):
@@ -211,7 +208,7 @@ class Instance:
         if configuration.sparing and not alone(configuration):
             return self.problems.choosing(problem)
         if configuration.sparing:
-            by_layer = self.parts_recompute and not (configuration.grid or configuration.held)
+            by_layer = self.parts_recompute and not configuration.grid
             return self.problems.sparing(problem, by_layer=by_layer)
         return arranged(problem, self._own_cut) if self.at_use(configuration) else problem
 
@@ -297,4 +294,5 @@ def changed(
         pins=pins or instance.pins,
         _tables=instance._tables if profile is None else {},
         _orders=instance._orders,
+        _kept=instance._kept if profile is None else {},
     )

@@ -45,7 +45,10 @@ SETTLING = (
     (8, 4),
     (3, 16),
 )  # how many of the best answers are annealed in turn, with so many times as many
-ANNEAL_NS = 1e9  # work that annealing may do, by the meter
+RUGGED = 1e-3  # share that annealing gained at last: then the best answer is annealed for longer still
+LONGEST = 64  # times as many neighbours, at most
+RELISTED_SETTLED = 2  # orders listed anew that are annealed for long, where that gained before
+ANNEAL_NS = 3e9  # work that annealing may do, by the meter
 CHOICES = 10  # times as many boxes, and twice as many proposals, where flags are to be chosen
 PLAIN = 0.75  # of the work left is for configurations without flags first
 SMALL_LAYERS = 24  # beyond so many layers cuts where some neighbours do not talk have a share of the work
@@ -74,6 +77,7 @@ KEPT_ROWS = 200_000  # rows kept of a configuration that is left open, times its
 # Ways to the same result: what is tabled, kept or compiled
 GRIDS = 100  # tables over all intervals that are kept at a time
 TABLED_LAYERS = 300  # layers up to which what a single problem needs of every interval is kept
+FEW_CUTS = 12  # that are simulated at once without a first pass over messages between neighbours alone
 LONG_ACTIONS = 4096  # actions of an order that is compiled for one pattern of messages at a time
 SLOW_ACTIONS = 2048  # actions of an order that takes longer to compile than many others to simulate
 

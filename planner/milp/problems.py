@@ -21,11 +21,12 @@ from planner.errors import BadInput
 from planner.milp.configurations.configurations import Configuration
 from planner.milp.configurations.placement import PlacementCosts
 from planner.milp.cut.frozen_order import Order, WorkMeter
-from planner.milp.cut.problem import CutProblem
+from planner.milp.cut.problem import CutProblem, CutRow
 from planner.milp.cut.recompute_choice import RecomputeMoments, RecomputeProblem
 from planner.milp.cut.recompute_least import LeastRecompute
 from planner.milp.cut.stage_costs import COMPUTE, KINDS, GridKey
 from planner.milp.cut.unit_times import row_sum, with_units
+from planner.milp.pins import Update
 from planner.milp.search.descent import even, judge, near
 from planner.plan import StageTimes
 from planner.profile import Profile, launch_ns
@@ -50,6 +51,18 @@ class OrderKey(NamedTuple):
 
 
 Orders = dict[OrderKey, Order | None]
+Rows = dict[tuple[Order, Update, int], list[CutRow]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """What holds of configurations however much memory devices have: learnt in one search, used in the next."""
+
+    guesses: dict[Configuration, float] = field(default_factory=dict)
+    totals: dict[tuple[str, Configuration, bool], float] = field(default_factory=dict)
+    even_ns: dict[Configuration, int] = field(default_factory=dict)
+    bounds: dict[Configuration, float] = field(default_factory=dict)  # of cuts in which all neighbours talk
+    rows: Rows = field(default_factory=dict)  # of orders that several configurations have
 
 
 @dataclass(frozen=True, kw_only=True)

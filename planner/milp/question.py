@@ -98,6 +98,11 @@ class Question:
             execution=execution,
             pins=_alike_in_parts(pinned) if rounds_by_part(precision, execution) else pinned,
         )
+        if instance.pins.ema and profile.kept.counts:
+            allowed = "no ema, or a model that is not pruned"
+            raise BadInput(
+                "ema averages whole parameters, and these are pruned", where="ema", allowed=allowed
+            )
         _check_limits(instance)
         return instance
 

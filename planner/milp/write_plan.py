@@ -10,6 +10,7 @@ import numpy as np
 
 from planner.arrays import IntArray
 from planner.cost import stage_of
+from planner.kept import KeptEntries
 from planner.milp.configurations.spatial_choices import choice_of
 from planner.milp.cut.problem import CutProblem
 from planner.milp.cut.stage_costs import COMPUTE, KINDS
@@ -21,6 +22,7 @@ from planner.plan import (
     Batch,
     Certificate,
     Hop,
+    KeptWeights,
     Memory,
     ModelRef,
     Plan,
@@ -53,6 +55,7 @@ def plan_of(space: Instance, posed: CutProblem, answer: Answer, certificate: Cer
         execution="compiled" if space.execution == "compiled" else "eager",
         optimizer=profile.optimizer.name,
         shard_optimizer=shape.shard,
+        kept=_kept(profile.kept),
         ema=space.pins.ema,
         batch=Batch(samples=space.batch, micro=shape.micro, micros=shape.micros),
         axes=axes,
@@ -75,6 +78,13 @@ def plan_of(space: Instance, posed: CutProblem, answer: Answer, certificate: Cer
         ),
         fitted=fitted,
     )
+
+
+def _kept(entries: KeptEntries) -> KeptWeights | None:
+    if not entries.counts:
+        return None
+    counts = {} if entries.even else dict(entries.counts)
+    return KeptWeights(share=entries.share, digest=entries.digest, counts=counts)
 
 
 def _with_near_rivals(proof: Certificate, high_ns: int) -> Certificate:

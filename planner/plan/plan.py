@@ -137,6 +137,17 @@ class StagePlan(Part):
     )
 
 
+class KeptWeights(Part):
+    """The entries of pruned weights that a training keeps; it has no gradients, state and updates of others."""
+
+    share: Annotated[float, Field(gt=0, lt=1, description="of the entries of pruned weights")]
+    digest: str = Field(default="", description="of the masks; empty where there is no mask yet")
+    counts: dict[str, Count] = Field(
+        default_factory=dict,
+        description="kept entries by parameter; empty: the share of each weight of two dims or more",
+    )
+
+
 class Place(Part):
     rank: Natural
     node: Natural
@@ -234,6 +245,7 @@ class Plan(Part):
     execution: Literal["eager", "compiled"] = "eager"
     optimizer: str = "adamw"
     shard_optimizer: Flag = False
+    kept: KeptWeights | None = Field(default=None, description="where weights are pruned")
     ema: Flag = Field(
         False, description="whether memory counts the averages of parameters that `--ema` keeps"
     )

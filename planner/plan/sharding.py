@@ -2,8 +2,9 @@
 
 A unit is a run of consecutive layers whose parameters are gathered, freed and summed together. By default it is one
 repeated block: layers whose names agree up to their first number, such as all of `blocks.3`. Layers without a number
-are a unit with those of the same module. A parameter that layers
-of several units use is a unit of its own. Units follow from the names alone, so every rank derives the same ones.
+are a unit with those of the same module. Where a stage recomputes its early layers alone, no unit has layers of both
+kinds. A parameter that layers of several units use is a unit of its own. Units follow from the plan alone, so every
+rank derives the same ones.
 """
 
 from __future__ import annotations
@@ -14,8 +15,7 @@ from itertools import groupby
 
 from planner.errors import Violation
 from planner.model import ModelGraph
-from planner.plan.plan import Plan, StageShard
-from planner.schedule import Kind, parse_orders
+from planner.plan.plan import Plan, StagePlan, StageShard
 
 STATE = StageShard(what="state")
 BY_ELEMENT = (
@@ -100,13 +100,22 @@ def units_of_parameters(plan: Plan, graph: ModelGraph) -> dict[str, str]:
     """
     unit_of: dict[str, str] = {}
     for stage in plan.stages:
-        names = unit_names(stage.layers, stage.shard.unit if stage.shard else "")
+        names = _units_of(stage)
         unit_of |= dict(zip(stage.layers, names, strict=True))
     return {
         row.name: " + ".join(sorted({unit_of[user] for user in row.users}))
         for row in graph.parameters
         if row.users
     }
+
+
+def _units_of(stage: StagePlan) -> list[str]:
+    """Returns the unit of each layer; one that the end of what is recomputed goes through is two units."""
+    names = unit_names(stage.layers, stage.shard.unit if stage.shard else "")
+    if stage.recompute_before not in stage.layers[1:]:
+        return names
+    first = stage.layers.index(stage.recompute_before)
+    return [*names[:first], *(f"{name}, kept" for name in names[first:])]
 
 
 def refused_shards(plan: Plan, graph: ModelGraph, whole: str = "") -> Iterator[Violation]:
@@ -146,17 +155,6 @@ def _of_elements(plan: Plan, index: int, shard: StageShard) -> Iterator[str]:
         yield f"shares {shard.what}, which does not go with samples cut in space: spatial: 1, or what: state"
     if plan.execution == "compiled":
         yield f"shares {shard.what}, which does not go with compiled stages: execution: eager, or what: state"
-    if stage.recompute_before:
-        yield (
-            f"shares {shard.what}, and '{stage.recompute_before}' ends what the stage recomputes: units do not end "
-            "inside of a recomputed part; recompute all of the stage, or none of it"
-        )
-    orders = parse_orders(plan.schedule.orders)
-    if any(a.stage == index and a.kind in (Kind.I, Kind.W) for order in orders for a in order):
-        yield (
-            f"shares {shard.what}, and its backward is split in two (actions I and W): a family with whole backwards, "
-            "such as 1f1b, or what: state"
-        )
     units = unit_names(stage.layers, shard.unit)
     if shard.unit and not any(_block(name, shard.unit) for name in stage.layers):
         yield f"has unit '{shard.unit}', which no layer is part of; the stage has {', '.join(units)[:200]}"

@@ -41,6 +41,10 @@ def dump(plan: Plan) -> str:
     data = plan.model_dump(mode="json")
     if data["fitted"] is None:
         del data["fitted"]
+    if data["kept"] is None:
+        del data["kept"]
+    elif not data["kept"]["counts"]:
+        del data["kept"]["counts"]
     if not plan.ema:
         del data["ema"]
     if not plan.batch.shares:

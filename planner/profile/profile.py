@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 from planner.arrays import NS_PER_S
 from planner.cluster import Correction, Corrections, Device
 from planner.errors import BadInput
+from planner.kept import WHOLE, KeptEntries
 from planner.model import ModelGraph
 from planner.schedule import Kind
 from planner.shown import Shown
@@ -35,7 +36,12 @@ def corrected(profile: Profile, fitted: Corrections | None) -> Profile:
         return profile
     costs = {key: _cost(cost, fitted) for key, cost in profile.costs.items()}
     rate = profile.optimizer.seconds_per_parameter
-    optimizer = replace(profile.optimizer, seconds_per_parameter=_scaled(rate, fitted.update))
+    optimizer = replace(
+        profile.optimizer,
+        seconds_per_parameter=_scaled(rate, fitted.update),
+        gather_seconds_per_parameter=profile.optimizer.gather_s * _factor(fitted.weight_grad),
+        scatter_seconds_per_parameter=profile.optimizer.scatter_s * _factor(fitted.update),
+    )
     return replace(profile, costs=costs, optimizer=optimizer)
 
 
@@ -49,8 +55,12 @@ def _cost(cost: LayerCost, fitted: Corrections) -> LayerCost:
     )
 
 
+def _factor(correction: Correction | None) -> float:
+    return 1.0 if correction is None else correction.factor
+
+
 def _scaled(seconds: Seconds, correction: Correction | None) -> Seconds:
-    factor = 1.0 if correction is None else correction.factor
+    factor = _factor(correction)
     scaled = Seconds(median=seconds.median * factor, spread=seconds.spread * factor)
     if scaled.median > MOST_S:
         raise BadInput(
@@ -126,6 +136,20 @@ class OptimizerCost:
     other_bytes_per_parameter: float = 0.0
     by_element: bool | None = None  # it updates parts of a parameter as it does the whole; None: not tried
     joint: bool = False  # it looks at all parameters together, as one that clips inside step() does
+    # Per kept entry of a pruned weight: its gradient out of a dense one, and its value into the dense weight. 0: not
+    # measured, and then as long as its update.
+    gather_seconds_per_parameter: float = 0.0
+    scatter_seconds_per_parameter: float = 0.0
+
+    @property
+    def gather_s(self) -> float:
+        """Returns the seconds that a kept entry's gradient takes on its way out of a dense one."""
+        return self.gather_seconds_per_parameter or self.seconds_per_parameter.median
+
+    @property
+    def scatter_s(self) -> float:
+        """Returns the seconds that a kept entry takes on its way into the dense weight."""
+        return self.scatter_seconds_per_parameter or self.seconds_per_parameter.median
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -142,6 +166,12 @@ class Profile(Shown):
     versions: Mapping[str, str]  # torch, shardwright, python
     failures: Mapping[CostKey, str] = field(default_factory=dict)  # rows that could not be had, and why
     others: float = 0.0  # share of the machine that other processes took while it was measured
+    kept: KeptEntries = WHOLE  # of pruned weights, that plans are for; in no file
+
+    @property
+    def by_element(self) -> bool:
+        """Returns whether ranks may each update a part of a parameter; none is shared so where weights are pruned."""
+        return bool(self.optimizer.by_element) and not self.kept.counts
 
     def cost(self, layer: str, key: CostKey) -> LayerCost:
         """Returns the row of a layer at a setting.

@@ -16,6 +16,12 @@ from planner.profile.profile import CostKey, LayerCost, OptimizerCost, Profile, 
 
 PROFILE_VERSION = 1
 MOST_BYTES = 64 * 2**20  # of a profile file
+_UNUSUAL = (
+    "joint",
+    "by_element",
+    "gather_seconds_per_parameter",
+    "scatter_seconds_per_parameter",
+)  # if not set
 HEADER = "# shardwright profile: what every layer costs, and the model that it was measured on\n"
 
 
@@ -107,9 +113,7 @@ def dumps(profile: Profile) -> str:
         "source": profile.source,
         "versions": dict(profile.versions),
         **({"others": profile.others} if profile.others else {}),
-        "optimizer": {
-            k: x for k, x in asdict(profile.optimizer).items() if x or k not in ("joint", "by_element")
-        },
+        "optimizer": {k: x for k, x in asdict(profile.optimizer).items() if x or k not in _UNUSUAL},
         "graph": profile.graph.to_dict(),
         "costs": [
             key._asdict() | asdict(cost)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from planner.errors import BadInput
-from planner.explore import Explanation, PlanParts
+from planner.explore import Explanation, PlanParts, PrunedState
 from planner.plan import Plan, distinct_replicas, times_of, world_size
 from planner.show import figures
 from planner.show.markup import block, paragraph, table
@@ -34,6 +34,7 @@ def explanation_text(found: Explanation) -> str:
         _errors(found),
         _memory(found),
         _overhead(found),
+        _pruned(found.pruned, found.plan),
     ]
     return "\n".join(part for part in parts if part)
 
@@ -96,6 +97,18 @@ def _memory(found: Explanation) -> str:
         which = configuration_text(room.configuration)
         return f"{more} save {format_duration(saved)} a step ({format_percent(saved / step_ns)}): {which}."
     return f"{more} change nothing ({format_bytes(room.free_bytes)} are free on the fullest)."
+
+
+def _pruned(found: PrunedState | None, plan: Plan) -> str:
+    if found is None:
+        return ""
+    said = f"Pruned, the state takes {found.bytes_each:.1f} instead of {found.dense_bytes_each:.1f} bytes a parameter"
+    if found.dense is None:
+        return f"{said}; unpruned, nothing fits."
+    stages, replicas = len(found.dense.stages) - len(plan.stages), plan.axes.data - found.dense.axes.data
+    more = f", {plural(stages, 'stage')} less" if stages > 0 else ""
+    more += f", {plural(replicas, 'replica')} more" if replicas > 0 else ""
+    return f"{said}{more}; unpruned, a step takes {format_duration(found.dense.prediction.step_ns)}."
 
 
 def _overhead(found: Explanation) -> str:

@@ -98,7 +98,7 @@ def shape(plan: Plan) -> str:
 
 
 def of_sweep(sweep: Sweep) -> str:
-    head = "devices" if sweep.over == "devices" else "batch"
+    head = sweep.over
     rows = [_swept(sweep, row) for row in sweep.rows]
     heads = (
         head,
@@ -137,6 +137,11 @@ def _swept(sweep: Sweep, row: ScalingRow) -> tuple[object, ...]:
 def _knee(sweep: Sweep) -> str:
     if sweep.over == "devices":
         return f"Knee: {sweep.knee} devices; up to there every device added brings at least {HALF:.0%} of its share."
+    if sweep.over == "kept":
+        return (
+            f"Knee: {sweep.knee:g} of the pruned weights, the largest share kept that reaches {NEAR_BEST:.0%} of the "
+            "highest rate. How accurate a network with so few weights is, is yours to judge."
+        )
     last = sweep.rows[-1]
     more = ""
     if last.micros >= MOST_MICROS and sweep.knee == last.asked:
@@ -174,7 +179,7 @@ def frontier_data(front: Frontier, *, files: Mapping[str, Path]) -> dict[str, ob
     return {"rows": rows, "whole": list(front.whole), "resolution": front.resolution}
 
 
-def sweep_data(sweep: Sweep, *, files: Mapping[int, Path]) -> dict[str, object]:
+def sweep_data(sweep: Sweep, *, files: Mapping[float, Path]) -> dict[str, object]:
     rows = [
         {
             sweep.over: row.asked,

@@ -8,9 +8,10 @@ entry a (kind, stage) and one a hop; `planner/schedule/event_graph.py` says how 
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Literal, get_args
 
 import numpy as np
@@ -24,6 +25,7 @@ from planner.timeline import COLLECTIVE, SEND, Event, encode
 
 Update = Literal["rolling", "barrier"]
 _WIDE = 40  # nodes a level from which numpy beats a plain loop
+_SWEEPS = 8  # kept laid out
 _BATCH_CELLS = 1 << 18  # nodes x candidates evaluated at once, so that they stay in the cache
 
 
@@ -45,10 +47,7 @@ class Compiled:
         return len(Kind) * self.schedule.stages + len(self.routes)
 
     def index(self, kind: Kind, stage: int) -> int:
-        """Returns the entry of a duration vector for a kind of action on a stage.
-
-        Args: `kind` is any, SYNC for a gradient sum.
-        """
+        """Returns the entry of a duration vector for a kind of action (SYNC: a gradient sum) on a stage."""
         return KIND_ROW[kind] * self.schedule.stages + stage
 
     def hop_index(self, hop: int) -> int:
@@ -64,7 +63,14 @@ class Compiled:
 
     @cached_property
     def _sweep(self) -> LevelSweep:
-        return LevelSweep(self.graph, ())
+        return LevelSweep(self, ())
+
+    @cached_property
+    def levels(self) -> list[tuple[int, int, IntArray]]:
+        """Returns the nodes of each level, from one to before another, and the nodes that they wait for."""
+        first, second = self.graph.first, self.graph.second
+        pairs = itertools.pairwise(self.graph.levels.tolist()[1:])
+        return [(a, b, np.concatenate([first[a:b], second[a:b]])) for a, b in pairs]
 
     @cached_property
     def _loop(self) -> list[tuple[int, int, int]]:
@@ -117,17 +123,15 @@ def _event_rows(graph: Graph) -> TimelineRows:
 class LevelSweep:
     """A level-by-level evaluation into buffers of its own; `shape` is () or (candidates,)."""
 
-    def __init__(self, graph: Graph, shape: tuple[int, ...]) -> None:
-        self.graph = graph
+    def __init__(self, compiled: Compiled, shape: tuple[int, ...]) -> None:
+        graph = self.graph = compiled.graph
         self.ends: IntArray = np.zeros((len(graph.cost), *shape), np.int64)
         self.costs: IntArray = np.zeros_like(self.ends)
-        bounds = graph.levels.tolist()[1:]
-        widest = max((high - low for low, high in itertools.pairwise(bounds)), default=0)
+        widest = max((high - low for low, high, _ in compiled.levels), default=0)
         legs: IntArray = np.empty((2 * widest, *shape), np.int64)
         self.steps = []
-        for low, high in itertools.pairwise(bounds):
+        for low, high, both in compiled.levels:
             n = high - low
-            both = np.concatenate([graph.first[low:high], graph.second[low:high]])
             rows = self.ends[low:high], self.costs[low:high]
             self.steps.append((both, legs[: 2 * n], legs[:n], legs[n : 2 * n], *rows))
 
@@ -148,10 +152,7 @@ class LevelSweep:
 
 
 def duration_vector(times: Sequence[StageTimes], hops: Sequence[Hop]) -> IntArray:
-    """Builds the duration vector of a plan's tables.
-
-    Returns: nanoseconds, kind by kind and stage by stage, then the hops.
-    """
+    """Returns the duration vector of a plan's tables: kind by kind and stage by stage, then the hops."""
     columns = {
         Kind.F: [t.forward_ns for t in times],
         Kind.B: [t.backward_ns for t in times],
@@ -252,10 +253,7 @@ def _loop_ends(compiled: Compiled, costs: list[int], releases: IntArray | None) 
 
 
 def makespan(compiled: Compiled, durations: Sequence[int] | IntArray) -> int:
-    """Returns the nanoseconds of one step from idle devices to the last end.
-
-    Args: `durations` is one duration vector.
-    """
+    """Returns the nanoseconds of one step from idle devices to the last end, for one duration vector."""
     vector = vector_of(compiled, durations)
     if compiled._wide:
         return int(ends_of(compiled, vector).max())
@@ -263,37 +261,37 @@ def makespan(compiled: Compiled, durations: Sequence[int] | IntArray) -> int:
 
 
 def makespans(compiled: Compiled, durations: IntArray) -> IntArray:
-    """Evaluates many duration vectors at once.
-
-    Args: `durations` is [candidate, entry].
-    Returns: [candidate] makespans in nanoseconds.
-    """
+    """Returns the [candidate] makespans of many duration vectors, [candidate, entry]."""
     out: IntArray = np.empty(len(durations), np.int64)
     for rows, sweep, costs in batches(compiled, durations):
-        out[rows] = sweep.run(costs, None).max(axis=0)
+        out[rows] = sweep.run(costs, None).max(axis=0)[: rows.stop - rows.start]
     return out
+
+
+@lru_cache(maxsize=_SWEEPS)
+def _sweep(compiled: Compiled, width: int, thread: int) -> LevelSweep:
+    """Returns a sweep of so many candidates: laying one out takes longer than a run of few candidates."""
+    return LevelSweep(compiled, (width,))
 
 
 def batches(compiled: Compiled, durations: IntArray) -> Iterator[tuple[slice, LevelSweep, IntArray]]:
     """Cuts a matrix of duration vectors into batches that fit the cache.
 
-    Yields: the rows of the batch, the sweep that evaluates it, and its durations as [entry, candidate].
+    Yields: the rows of the batch, the sweep that evaluates it until the next batch of this graph, and its durations as
+    [entry, candidate], where candidates of no time may follow those of the rows.
     """
     table = vector_of(compiled, durations, 2)
     size = max(1, _BATCH_CELLS // len(compiled.graph.cost))
-    sweep = None
     for low in range(0, len(table), size):
         part = table[low : low + size]
-        if sweep is None or sweep.ends.shape[1] != len(part):
-            sweep = LevelSweep(compiled.graph, (len(part),))
-        yield slice(low, low + size), sweep, np.vstack([part.T, np.zeros((1, len(part)), np.int64)])
+        width = min(size, 1 << (len(part) - 1).bit_length())
+        costs: IntArray = np.zeros((compiled.size + 1, width), np.int64)
+        costs[:-1, : len(part)] = part.T
+        yield slice(low, low + len(part)), _sweep(compiled, width, threading.get_ident()), costs
 
 
 def node_ends(
     compiled: Compiled, durations: Sequence[int] | IntArray, releases: IntArray | None = None
 ) -> IntArray:
-    """Returns the end of every node of the graph in nanoseconds.
-
-    Args: `releases` says when each queue becomes free (all at 0 by default).
-    """
+    """Returns the end of every node in nanoseconds; `releases` says when queues become free (0 by default)."""
     return ends_of(compiled, vector_of(compiled, durations), releases).copy()

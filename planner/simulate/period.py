@@ -55,9 +55,9 @@ def critical_counts(compiled: Compiled, durations: IntArray) -> Iterator[IntArra
 
     Args: `durations` is [candidate, entry].
     """
-    for _, sweep, costs in batches(compiled, durations):
-        ends = sweep.run(costs, None)
-        for column in range(ends.shape[1]):
+    for rows, sweep, costs in batches(compiled, durations):
+        ends = sweep.run(costs, None).copy()
+        for column in range(rows.stop - rows.start):
             own = np.ascontiguousarray(ends[:, column])
             nodes, _ = trace(compiled.graph, own, int(own.argmax()))
             yield path_counts(compiled, nodes)

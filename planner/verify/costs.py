@@ -9,11 +9,24 @@ from math import ceil, prod
 from planner.arrays import NS_PER_S
 from planner.cost import copies_of_statistics, losses_held, setting_of, stage_bytes, step_bytes
 from planner.errors import Violation
+from planner.kept import KeptEntries
 from planner.model import ModelGraph
-from planner.plan import BY_ELEMENT, Plan, StagePlan, grids_of, schedule_of, shard_of, shared_from, updaters
+from planner.plan import (
+    BY_ELEMENT,
+    Plan,
+    StagePlan,
+    grids_of,
+    kept_of,
+    schedule_of,
+    shard_of,
+    shared_from,
+    updaters,
+)
 from planner.profile import CostKey, LayerCost, Profile, corrected
 from planner.schedule import Kind, Schedule
 from planner.simulate import StageBytes, peaks
+
+_INDEX_BYTES = 4  # of a kept entry
 
 
 def violations(plan: Plan, profile: Profile) -> list[Violation]:
@@ -21,7 +34,8 @@ def violations(plan: Plan, profile: Profile) -> list[Violation]:
 
     Args: `plan` has the layers of the profile's graph. The profile is corrected by the plan's own corrections.
     """
-    profile = corrected(profile, plan.fitted)
+    kept = KeptEntries(kept_of(plan, profile.graph))
+    profile = replace(corrected(profile, plan.fitted), kept=kept)
     return list(_profiled(plan, profile)) or [*_times(plan, profile), *_memory(plan, profile)]
 
 
@@ -78,7 +92,8 @@ def _times(plan: Plan, profile: Profile) -> Iterator[Violation]:
     for index, (stage, times) in enumerate(zip(plan.stages, plan.times, strict=True)):
         costs = [_rows(plan, profile, stage, name) for name in stage.layers]
         forward_s = sum(min(c.forward.median for c in each) for each in costs)
-        backward_s = sum(min(c.backward.median for c in each) for each in costs)
+        gathered_s = sum(_gathered_s(profile, name) for name in stage.layers)
+        backward_s = sum(min(c.backward.median for c in each) for each in costs) + gathered_s
         again = stage.layers.index(_before(stage)) if _before(stage) else len(costs)
         again_s = sum(min(c.forward.median for c in each) for each in costs[:again])
         rows = [
@@ -88,12 +103,19 @@ def _times(plan: Plan, profile: Profile) -> Iterator[Violation]:
         ]
         if index > 0:
             halves = sum(min(c.input_grad.median + c.weight_grad.median for c in each) for each in costs)
+            halves += gathered_s
             planned = times.input_grad_ns + times.weight_grad_ns
             rows.append((Kind.W, "input_grad_ns + weight_grad_ns", planned, halves))
         for kind, key, planned, seconds in rows:
             if (index, kind) in used and planned + 2 * len(costs) < seconds * NS_PER_S:
                 message = f"{key} is {planned}, but its layers take {ceil(seconds * NS_PER_S)}"
                 yield Violation(rule="times", where=f"stage {index}", message=message)
+
+
+def _gathered_s(profile: Profile, layer: str) -> float:
+    """Returns what a layer takes to gather the gradients of the kept entries of its parameters."""
+    names = set(profile.graph.layer[layer].parameters)
+    return sum(profile.kept.counts.get(name, 0) for name in names) * profile.optimizer.gather_s
 
 
 def _memory(plan: Plan, profile: Profile) -> Iterator[Violation]:
@@ -133,11 +155,14 @@ def _stage_state(plan: Plan, profile: Profile, stage: int) -> int:
     parameters = [graph.parameter[name] for name in {name for layer in layers for name in layer.parameters}]
     buffers = [graph.buffer[name] for name in {name for layer in layers for name in layer.buffers}]
     trained = [parameter for parameter in parameters if parameter.trainable]
-    state = sum(prod(p.shape) for p in trained) * profile.optimizer.state_bytes_per_parameter
+    updated = {p.name: profile.kept.counts.get(p.name, prod(p.shape)) for p in trained}
+    state = sum(updated.values()) * profile.optimizer.state_bytes_per_parameter
     state += len(trained) * profile.optimizer.state_bytes_per_tensor
     share, shard = updaters(plan, stage), shard_of(plan, stage)
     weights = sum(p.bytes for p in parameters) + sum(b.bytes for b in buffers)
-    gradients = sum(p.bytes for p in trained)
+    gradients = sum(updated[p.name] * p.bytes // prod(p.shape) if prod(p.shape) else 0 for p in trained)
+    pruned = [p for p in trained if p.name in profile.kept.counts]
+    weights += sum(updated[p.name] * (p.bytes // prod(p.shape) + _INDEX_BYTES) for p in pruned)
     if shard is not None and shard.what == "parameters":
         weights += gradients // share - gradients
     weights += gradients if plan.ema else 0

@@ -5,7 +5,7 @@ Start at `checkpoint.py`, which reads, and `writer.py`; `integrity.py` judges wh
 `storage.py` says how often to write, and keeps copies in other places.
 """
 
-from runtime.checkpoint.checkpoint import Checkpoint, latest
+from runtime.checkpoint.checkpoint import Checkpoint, latest, of_run
 from runtime.checkpoint.integrity import (
     PREFIX,
     Facts,
@@ -16,7 +16,7 @@ from runtime.checkpoint.integrity import (
     remove_partial,
 )
 from runtime.checkpoint.part import CheckpointPart, write_initial
-from runtime.checkpoint.pretrained import read
+from runtime.checkpoint.pretrained import numbers, read
 from runtime.checkpoint.storage import Copies, Keeping, steps_between, write_s
 from runtime.checkpoint.tensor_file import Elements
 from runtime.checkpoint.writer import CheckpointWriter
@@ -35,6 +35,8 @@ __all__ = [
     "last_sound",
     "latest",
     "newest",
+    "numbers",
+    "of_run",
     "read",
     "remove_partial",
     "steps_between",

@@ -19,6 +19,7 @@ from planner.errors import BadInput
 from runtime.checkpoint.integrity import (
     AVERAGE,
     INDEX,
+    KEPT,
     MODEL,
     OF_PIECES,
     STATE,
@@ -93,6 +94,10 @@ class Checkpoint:
             found.setdefault(name, {})[part] = tensor
         return found
 
+    def kept(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Reads the indices of the entries that the state of pruned parameters has; whole ones have none."""
+        return self._read({name: KEPT + name for name in names if KEPT + name in self.files})
+
     def averages(self, names: Iterable[str]) -> dict[str, Tensor]:
         """Reads the averages of some parameters, where the run has kept any."""
         return self._read({name: AVERAGE + name for name in names if AVERAGE + name in self.files})
@@ -121,11 +126,25 @@ class Checkpoint:
         Returns: tensors by key, and whether the state has the parameter's shape: then they are the part's elements,
             in one dim; otherwise all of the state.
         """
+        if KEPT + part.name in self.files:
+            return self._expanded(part)
         keys = [k for k in (*self.files, *self.pieces) if k.rpartition("/")[0] == STATE + part.name]
         alike = {key for key in keys if self._shape(key) == part.shape}
         whole = self._read({key: key for key in keys if key not in alike})
         found = whole | {key: self._elements(key, part.start, part.stop) for key in alike}
         return {key.rpartition("/")[2]: (tensor, key in alike) for key, tensor in found.items()}
+
+    def _expanded(self, part: Elements) -> dict[str, tuple[Tensor, bool]]:
+        """Reads the state of a part of a parameter of which this checkpoint has some entries; others are zero."""
+        from runtime.kept import expanded  # loads torch, which is slow, and `status` reads checkpoints
+
+        name, index = part.name, self.kept([part.name])[part.name]
+        found = {}
+        for key, tensor in self.state([name]).get(name, {}).items():
+            whole = expanded(tensor, index, part.shape)
+            alike = tuple(whole.shape) == part.shape
+            found[key] = (whole.reshape(-1)[part.start : part.stop] if alike else whole, alike)
+        return found
 
     def _file(self, part: str) -> TensorFile:
         if part not in self._headers:
@@ -171,6 +190,16 @@ class Checkpoint:
             except (OSError, SafetensorError) as error:
                 raise BadInput(f"cannot be read: {error}", where=str(self.folder / part)) from error
         return found
+
+
+def of_run(path: Path) -> Checkpoint | None:
+    """Returns the last checkpoint of a run folder, or the one in a folder itself; None for any other path.
+
+    Args: `path` may be anything.
+    """
+    if (path / INDEX).is_file():
+        return Checkpoint.open(path)
+    return latest(path / "checkpoints") if (path / "checkpoints").is_dir() else None
 
 
 def latest(folder: Path) -> Checkpoint | None:

@@ -16,6 +16,7 @@ from runtime.checkpoint.checkpoint import Checkpoint
 from runtime.checkpoint.integrity import (
     AVERAGE,
     INDEX,
+    KEPT,
     MODEL,
     OF_PIECES,
     STATE,
@@ -46,6 +47,9 @@ class CheckpointPart:
     settings: Mapping[str, Mapping[str, Mapping[str, object]]] = field(default_factory=dict)
     elements: Mapping[str, Elements] = field(default_factory=dict)  # of which tensors have only some
     averages: Mapping[str, Tensor] = field(default_factory=dict)  # of parameters by name
+    kept: Mapping[str, Tensor] = field(
+        default_factory=dict
+    )  # the entries of pruned parameters that `state` has
     moving: frozenset[str] = frozenset()  # names that a forward pass writes, before any update
 
     def on_host(self) -> CheckpointPart:
@@ -55,6 +59,7 @@ class CheckpointPart:
             tensors={name: _on_host(x, name in self.moving) for name, x in self.tensors.items()},
             state={name: {key: _on_host(x) for key, x in row.items()} for name, row in self.state.items()},
             averages={name: _on_host(x) for name, x in self.averages.items()},
+            kept={name: _on_host(x) for name, x in self.kept.items()},
         )
 
     def split(self) -> Mapping[str, Elements]:
@@ -90,6 +95,7 @@ def write_part(
     """
     flat = {MODEL + name: tensor for name, tensor in part.tensors.items()}
     flat |= {AVERAGE + name: tensor for name, tensor in part.averages.items()}
+    flat |= {KEPT + name: tensor for name, tensor in part.kept.items()}
     flat |= {f"{STATE}{name}/{key}": x for name, row in part.state.items() for key, x in row.items()}
     split = part.split()
     later = {name for name, own in part.elements.items() if own.start > 0}
@@ -163,17 +169,26 @@ def publish(
 
 
 def write_initial(
-    folder: Path, tensors: Mapping[str, Tensor], facts: Facts, names: Mapping[str, str]
+    folder: Path,
+    tensors: Mapping[str, Tensor],
+    facts: Facts,
+    names: Mapping[str, str],
+    before: Checkpoint | None = None,
 ) -> Checkpoint:
     """Writes checkpoint 0 before any rank starts, as one part.
 
-    Args: `folder` has the checkpoints of a run; `tensors` are all of the model's, by name.
+    Args: `folder` has the checkpoints of a run; `tensors` are all of the model's, by name; optimizer state is that of
+        the checkpoint `before`, if any.
     Returns: the checkpoint.
     """
     target = folder_of(folder, facts.step)
     building = target.with_suffix(".partial")
     building.mkdir(parents=True)
-    write_part(building, CheckpointPart(rank=0, tensors=tensors).on_host())
+    part = CheckpointPart(rank=0, tensors=tensors)
+    if before is not None:
+        plain = {name: {"state": row.get("state", {})} for name, row in before.settings.items()}
+        part = replace(part, state=before.state(tensors), kept=before.kept(tensors), settings=plain)
+    write_part(building, part.on_host())
     publish(building, target, [0], facts, names)
     return Checkpoint.open(target)
 

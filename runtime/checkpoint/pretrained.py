@@ -10,20 +10,25 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
 from planner.errors import BadInput
 from planner.files import open_regular, read_bytes
+from planner.kept import Numbers
+from runtime.checkpoint.checkpoint import of_run
 from runtime.checkpoint.integrity import INDEX_BYTES
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from planner.capture import Captured
 
+_REAL = ("F64", "F32", "F16", "BF16")
 SUFFIX = ".safetensors"
 SHARDS = ".safetensors.index.json"  # as the libraries of pretrained models write beside their shards
 _SHOWN = 3
@@ -56,6 +61,38 @@ def read(path: Path, captured: Captured) -> dict[str, Tensor]:
             allowed=f"the model's own names; the files have {_listed(sorted(files))}",
         )
     return {name: _fitting(name, tensor, captured, path) for name, tensor in found.items()}
+
+
+def numbers(path: Path) -> Numbers:
+    """Returns the weights of a run or of safetensors, to be read one by one.
+
+    Args: `path` is a run folder, a checkpoint, a file, an index of shards, or a folder with one of them.
+    Returns: of a run the trained parameters, of files everything with real numbers.
+    Raises: BadInput where there are none.
+    """
+    run = of_run(path)
+    if run is not None:
+        names = sorted(run.settings) or sorted({*run.names.values()})
+        return Numbers(run.shapes(names), lambda name: _array(run.parameters([name])[name]))
+    files = _files(path)
+    shapes = {}
+    for file in sorted({*files.values()}):
+        with _opened(file) as tensors:
+            for name in sorted(name for name, where in files.items() if where == file):
+                if tensors.get_slice(name).get_dtype() in _REAL:
+                    shapes[name] = tuple(tensors.get_slice(name).get_shape())
+
+    def read_one(name: str) -> NDArray[np.floating[Any]]:
+        with _opened(files[name]) as tensors:
+            return _array(tensors.get_tensor(name))
+
+    return Numbers(shapes, read_one)
+
+
+def _array(tensor: Tensor) -> NDArray[np.floating[Any]]:
+    """Returns numbers as an array; half precision, which arrays do not have alike, as float32."""
+    found: NDArray[np.floating[Any]] = (tensor if tensor.itemsize > 2 else tensor.float()).numpy()
+    return found
 
 
 def _fitting(name: str, tensor: Tensor, captured: Captured, path: Path) -> Tensor:

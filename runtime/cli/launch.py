@@ -13,7 +13,7 @@ from planner.errors import BadInput, Interrupted
 from planner.files import absolute
 from runtime.cli import runs
 from runtime.cli import slurm as slurm_options
-from runtime.cli.infer import register_infer
+from runtime.cli.infer import register_infer, register_prune
 from runtime.cli.launch_options import LaunchOptions
 from runtime.runfolder import unused
 
@@ -42,6 +42,7 @@ def register(app: typer.Typer) -> None:
         example="shardwright launch plan.yaml --local --steps 20 --wait",
     )
     register_infer(app)
+    register_prune(app)
     runs.register_rehearse(app)
     runs.register_runs(app)
 
@@ -89,6 +90,7 @@ def _settings(given: LaunchOptions, plan: Plan, folder: Path, backend: Backend) 
     if given.restarts is not None:
         settings["restarts"] = given.restarts
     settings |= {"save_every": save_every, "weights": str(absolute(given.weights)) if given.weights else ""}
+    settings["kept"] = str(absolute(given.kept)) if given.kept else ""
     if given.script:
         script, *arguments = given.script
         if backend == "inline" or not Path(script).is_file():

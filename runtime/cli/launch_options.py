@@ -35,8 +35,11 @@ class LaunchOptions:
     weights: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="safetensors to begin with, or a folder of them; else build()'s own"
+            metavar="FILE|RUN", help="safetensors, or a run with its optimizer state; else build()'s own"
         ),
+    ] = None
+    kept: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="masks of pruned weights, from `prune`")
     ] = None
     clip_norm: Annotated[float | None, typer.Option(help="limit of the gradients' global norm")] = None
     clip_by: Annotated[

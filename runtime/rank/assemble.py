@@ -106,6 +106,9 @@ def _agreed_program(plan: Plan, captured: Captured, world: World, parts: RankPar
     program = program_of(plan, world)
     if not world.agree(program.digest + captured.graph.fingerprint):
         raise BadPlan("the ranks have derived different programs: versions or files differ between nodes")
+    masks = parts.options.masks
+    if not world.agree(masks.digest if masks is not None else ""):
+        raise BadPlan("the ranks have other masks of pruned weights: the file differs between nodes")
     return program_of(plan, world, parts.place.data) if plan.batch.shares else program
 
 

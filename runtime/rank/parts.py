@@ -11,12 +11,14 @@ from torch import Tensor, nn
 
 from planner.capture import Captured, StageModule, StateUse, cut, use_of_states
 from planner.errors import BadPlan
+from planner.kept import Masks
 from planner.model import Buffer
 from planner.plan import Plan, refused, schedule_of
 from planner.schedule import Action, Kind, Schedule
 from runtime import stage as stages
 from runtime import update as updates
 from runtime.execute import AUTOCAST
+from runtime.kept import flat_maker
 from runtime.messages import Routes, Transport, check_hops, in_order_of, routes_of, stages_of_layers
 from runtime.rank import sync_batchnorm
 from runtime.sharding import Load, RankUnits, SharedFlat, StageUnits, flats_of, shared_buckets, stand_in
@@ -54,6 +56,7 @@ class RankOptions:
     clip_by: ClipBy = "step"
     ema: float | None = None  # decay of the average of parameters
     made_up: bool = False  # what comes from other ranks is: no number is judged
+    masks: Masks | None = None  # of pruned weights
 
 
 def check_supported(plan: Plan, captured: Captured) -> None:
@@ -76,10 +79,9 @@ class RankParts:
 
     def __init__(self, plan: Plan, captured: Captured, world: World, options: RankOptions) -> None:
         check_supported(plan, captured)
-        captured = in_order_of(plan, captured)
-        self.plan, self.captured, self.world, self.options = plan, captured, world, options
-        self.graph = captured.graph
-        updates.check(plan, captured.graph, options.clip_norm, options.clip_by)
+        self.plan, self.captured, self.world, self.options = plan, in_order_of(plan, captured), world, options
+        self.graph = self.captured.graph
+        updates.check(plan, self.graph, options.clip_norm, options.clip_by)
         self.stage_of = stages_of_layers(plan, self.graph)
         self.mesh = RankMesh.of(plan)
         self.held = self.mesh.held(world.rank)
@@ -94,11 +96,8 @@ class RankParts:
         self.units = RankUnits([])
         self.parameters: dict[str, nn.Parameter] = {}
         self.buffers: dict[str, Tensor] = {}
-        scaler = Scaler() if plan.precision == "fp16" else None
-        self.scale = LossScale(self._loss_weight(), scaler)
-
-    def _loss_weight(self) -> float:
-        return 1.0 / self.plan.batch.whole if self.graph.loss_kind == "mean" else 1.0
+        weight = 1.0 / plan.batch.whole if self.graph.loss_kind == "mean" else 1.0
+        self.scale = LossScale(weight, Scaler() if plan.precision == "fp16" else None)
 
     def modules(self, load: Load) -> dict[int, StageModule]:
         """Returns the stage modules of this rank, loaded one after another.
@@ -155,7 +154,8 @@ class RankParts:
 
         All ranks call this at one time; `load` returns the parts of parameters that ranks share.
         """
-        mine = flats_of(self.buckets, self.parameters, self.held, self.world, load.region)
+        whole = flat_maker(self.plan, self.graph, self.options.masks, pretend=self.options.made_up)
+        mine = flats_of(self.buckets, self.parameters, self.held, self.world, load.region, whole)
         self.units = RankUnits([flat for flat in mine if isinstance(flat, SharedFlat)])
         return mine
 
@@ -220,7 +220,7 @@ class RankParts:
         for stage, store in stores.items():
             for part in parts[stage]:
                 stages.store_weights(part, store)
-        units = {stage: self.units.of(stage, module) for stage, module in modules.items()}
+        units = {stage: self.units.of(stage, own, stores.get(stage)) for stage, own in parts.items()}
         for module in modules.values() if self.plan.execution == "compiled" else ():
             compile_stage(module, [self.graph.layer[name].signature for name in module.layers])
         made: dict[Node, AnyStage] = {}
@@ -234,9 +234,9 @@ class RankParts:
                     stores.get(stage),
                     recompute=Kind.R in kinds[stage] and part is parts[stage][0],
                     on_forward=seen if len(parts[stage]) == 1 else None,
-                    units=units[stage],
+                    units=own,
                 )
-                for part in parts[stage]
+                for part, own in zip(parts[stage], units[stage], strict=True)
             ]
             first, last = ran[0], ran[-1]
             made[pipe, stage] = first if first is last else PartedStage(modules[stage], first, last, seen)
@@ -269,6 +269,7 @@ class RankParts:
         on_forward: Callable[[int], AbstractContextManager[object]] | None,
         units: StageUnits | None,
     ) -> TorchStage:
+        parted = self.sharing or (units and units.gathers)
         return TorchStage(
             module,
             needs_grad={value.name for value in self.graph.values if value.needs_grad and value.producer},
@@ -283,7 +284,7 @@ class RankParts:
             autocast=AUTOCAST[self.plan.precision],
             on_forward=on_forward,
             units=units,
-            diagnose=None if self.sharing or units else partial(first_bad_layer, self.captured, module),
+            diagnose=None if parted else partial(first_bad_layer, self.captured, module),
             made_up=self.options.made_up,
         )
 

@@ -16,6 +16,7 @@ from runtime import execute
 from runtime.checkpoint import Checkpoint, CheckpointPart, Elements
 from runtime.data import Region, Rows, Wanted
 from runtime.execute import Interpreter, Tensors, Tracer
+from runtime.kept import KeptFlat, fitting
 from runtime.messages import Transport, stages_of_layers
 from runtime.sharding import RankUnits
 from runtime.stage import AnyStage, Keys, Scaler, SharedState
@@ -187,7 +188,7 @@ class Rank:
         names = [name for flat in whole for name in flat.bucket.names]
         if self.updater.averages is not None:
             self.updater.averages.load(checkpoint.averages(names))
-        load_state(optimizers, whole, SavedState(checkpoint.state(names), checkpoint.settings))
+        load_state(optimizers, whole, SavedState(self._saved(checkpoint, names), checkpoint.settings))
         parts = [flat for flat in self.flats if not isinstance(flat, Flat)]
         pieces = [piece for flat in parts for piece in flat.pieces()]
         states = {
@@ -198,6 +199,25 @@ class Rank:
             for piece in pieces
         }
         load_state(optimizers, parts, SavedState(states, checkpoint.settings))
+
+    def _saved(self, checkpoint: Checkpoint, names: Sequence[str]) -> dict[str, dict[str, Tensor]]:
+        """Returns the saved state of parameters, of the entries that are kept here."""
+        here, saved = self._indices(), checkpoint.kept(names)
+        return {
+            name: fitting(
+                state,
+                here.get(name),
+                self.graph.parameter[name].shape,
+                saved=saved.get(name),
+                where=str(checkpoint.folder),
+            )
+            for name, state in checkpoint.state(names).items()
+        }
+
+    def _indices(self) -> dict[str, Tensor]:
+        """Returns the kept entries of the pruned parameters of this rank."""
+        pruned = (flat.indices for flat in self.flats if isinstance(flat, KeptFlat))
+        return {name: index for found in pruned for name, index in found.items()}
 
     def _elements(self, piece: OwnPart) -> Elements:
         return Elements(piece.name, self.graph.parameter[piece.name].shape, piece.start, piece.stop)
@@ -239,6 +259,7 @@ class Rank:
             state=saved.tensors,
             settings=saved.settings,
             elements=elements,
+            kept={name: index for name, index in self._indices().items() if name in saved.tensors},
             moving=frozenset(row.name for row in self.graph.buffers)
             | frozenset(row.name for row in self.graph.parameters if row.written),
         )

@@ -25,6 +25,7 @@ class Job:
     seed: int = 0
     content: Content = "layers"  # sleep: stages sleep for their planned times
     weights: str = ""  # safetensors to begin with; build()'s own when empty
+    kept: str = ""  # masks of pruned weights; those of the run folder when empty
     clip_norm: float | None = None
     clip_by: Literal["step", "previous"] = "step"  # whose norm that limits
     save_every: int = 0  # steps; 0 saves at the end only

@@ -35,6 +35,11 @@ class Paths:
         return self.root / "checkpoints"
 
     @property
+    def kept(self) -> Path:
+        """Returns the masks of pruned weights, where the run has any."""
+        return self.root / "kept.safetensors"
+
+    @property
     def heartbeat(self) -> Path:
         return self.root / "heartbeat"
 

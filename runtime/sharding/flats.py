@@ -10,21 +10,20 @@ A unit is padded to a multiple of the row's length. Its parts are equal then, wh
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from planner.model import ModelGraph
-from planner.plan import BY_ELEMENT, Plan, shard_of, shard_ranks, units_of_parameters
 from runtime.sharding.wires import Wait, Wires, scatter_sum
 from runtime.update import AnyFlat, Bucket, Flat, OwnPart, add_up
-from runtime.world import RankMesh, World
+from runtime.world import World
 
 Node = tuple[int, int]  # pipe, stage
 
@@ -34,32 +33,6 @@ class Load(Protocol):
 
     def parameters(self, names: Sequence[str]) -> Mapping[str, Tensor]: ...  # and buffers
     def region(self, name: str, start: int, stop: int) -> Tensor: ...  # elements of a tensor laid flat
-
-
-def shared_buckets(
-    buckets: Iterable[Bucket], plan: Plan, graph: ModelGraph, mesh: RankMesh
-) -> tuple[Bucket, ...]:
-    """Returns the buckets with what their holders share, as the plan has it; names are then in the order of units.
-
-    Args: `buckets` are those of all stages; `graph` is the model in the order of the plan.
-    """
-    unit_of = units_of_parameters(plan, graph)
-    return tuple(_shared(bucket, plan, mesh, unit_of) for bucket in buckets)
-
-
-def _shared(bucket: Bucket, plan: Plan, mesh: RankMesh, unit_of: Mapping[str, str]) -> Bucket:
-    shard = shard_of(plan, bucket.stages[0])
-    if shard is None or shard.what not in BY_ELEMENT:
-        return bucket if shard is None else replace(bucket, shared=shard.what)
-    at = {unit: position for position, unit in enumerate(dict.fromkeys(unit_of[n] for n in bucket.names))}
-    names = sorted(bucket.names, key=lambda name: at[unit_of[name]])
-    units = tuple(tuple(run) for _, run in groupby(names, unit_of.__getitem__))
-    length, rows = shard_ranks(plan, shard), []
-    key = lambda rank: mesh.by_rank[rank].pipeline  # noqa: E731
-    for _, own in groupby(sorted(bucket.ranks, key=key), key):
-        replicas = sorted(own, key=lambda rank: mesh.by_rank[rank].data)
-        rows += [tuple(replicas[i : i + length]) for i in range(0, len(replicas), length)]
-    return replace(bucket, names=tuple(names), shared=shard.what, rows=tuple(rows), units=units)
 
 
 def stand_in(parameter: Tensor, device: torch.device | None = None) -> Tensor:
@@ -82,7 +55,7 @@ class FlatUnit:
     whole: Tensor | None = None  # all parts, padded; kept where parameters are not shared
     coming: Wait | None = None  # what waits for `whole`
     grads: Tensor | None = None  # gradients of the backward at hand
-    arrived: set[str] = field(default_factory=set)
+    arrived: Counter[str] = field(default_factory=Counter)  # gradients since the last sum
 
 
 class SharedFlat:
@@ -117,12 +90,17 @@ class SharedFlat:
         self.values = torch.zeros(total if self.lets_go else 0, dtype=like.dtype, device=like.device)
         self.grads = torch.zeros(total, dtype=like.dtype, device=like.device)
         self.unit_of = {name: unit for unit in self.units for name in unit.names}
+        self._name_of = {id(parameter): name for name, parameter in self.parameters.items()}
         self.on_summed: Callable[[FlatUnit], None] = lambda unit: None
+        self.uses: Counter[str] = Counter(dict.fromkeys(bucket.names, 1))  # gradients of a backward
+        self.owed = set[str]()  # parameters whose gradients are all worked out by weight halves
+        # whether an input half runs, whose few gradients wait for those of the weight half
+        self.in_half = False
         self._sending: Wait | None = None
         self._pieces = [piece for unit in self.units for piece in self._cut(unit, region)]
         for name, parameter in self.parameters.items():
             parameter.grad = None
-            parameter.register_post_accumulate_grad_hook(partial(self._arrive, name))  # type: ignore[no-untyped-call]
+            parameter.register_post_accumulate_grad_hook(partial(self._accumulated, name))  # type: ignore[no-untyped-call]
 
     def _laid_out(self) -> list[FlatUnit]:
         units, offset = [], 0
@@ -180,32 +158,55 @@ class SharedFlat:
         """Sets gradients to zero for another step."""
         self.grads.zero_()
 
+    def publish(self) -> None:
+        """Does nothing: whole parameters are gathered from what is updated."""
+
     def kept(self) -> Sequence[Tensor]:
         """Returns the buffers that live longer than a step."""
         whole = [] if self.lets_go else [unit.whole for unit in self.units if unit.whole is not None]
         return [self.values, self.grads, *whole]
 
-    def _arrive(self, name: str, parameter: Tensor) -> None:
-        """Takes the gradient of a parameter; the first of a unit opens its buffer, the last has it summed."""
-        unit, grad = self.unit_of[name], parameter.grad
-        if unit.grads is None:
-            assert grad is not None
-            unit.grads = self.grads.new_zeros(unit.part * len(self.ranks))
-            for each, (start, end) in unit.ranges.items():
-                self.parameters[each].grad = unit.grads[start:end].view(self.parameters[each].shape)
-            own = parameter.grad
-            assert own is not None
-            own.add_(grad)
-        unit.arrived.add(name)
-        if len(unit.arrived) == len(unit.names):
+    def _accumulated(self, name: str, parameter: Tensor) -> None:
+        """Takes a gradient from autograd, which also calls for a parameter that a layer gave none to."""
+        if name not in self.owed and parameter.grad is not None:
+            self._arrive(name)
+
+    def _arrive(self, name: str) -> None:
+        """Takes a gradient of a parameter; the first of a unit opens its buffer, the last has the unit summed."""
+        unit = self.unit_of[name]
+        if unit.grads is None and not self.in_half:
+            self._open(unit)
+        unit.arrived[name] += 1
+        if all(unit.arrived[each] >= self.uses[each] for each in unit.names):
             self._sum(unit)
+
+    def paid(self, parameter: Tensor) -> None:
+        """Takes a gradient that a weight half has worked out, and not autograd.
+
+        Args: `parameter` is any; those of others are left alone.
+        """
+        name = self._name_of.get(id(parameter))
+        if name is not None:
+            self._arrive(name)
+
+    def _open(self, unit: FlatUnit) -> None:
+        """Makes the buffer of a unit's gradients, with those in it that have arrived by themselves."""
+        unit.grads = self.grads.new_zeros(unit.part * len(self.ranks))
+        for name, (start, end) in unit.ranges.items():
+            parameter = self.parameters[name]
+            view = unit.grads[start:end].view(parameter.shape)
+            if parameter.grad is not None:
+                view.add_(parameter.grad)
+            parameter.grad = view
 
     def _sum(self, unit: FlatUnit) -> None:
         """Starts the sum of a unit over the row; at most one is under way."""
+        if unit.grads is None:
+            self._open(unit)
         grads, unit.grads = unit.grads, None
         assert grads is not None
-        unit.arrived.clear()
         for name in unit.names:
+            unit.arrived[name] = max(0, unit.arrived[name] - self.uses[name])
             self.parameters[name].grad = None
         self.on_summed(unit)
         self._settle()
@@ -220,8 +221,9 @@ class SharedFlat:
     def complete(self) -> Wait:
         """Starts what is left of a step's sums, and returns what waits for it."""
         for unit in self.units:
-            if unit.grads is not None:
+            if unit.grads is not None or any(self.parameters[name].grad is not None for name in unit.names):
                 self._sum(unit)
+            unit.arrived.clear()
         self._settle()
         if self._column is None:
             return lambda: None
@@ -274,18 +276,19 @@ def flats_of(
     held: Sequence[Node],
     world: World,
     region: Callable[[str, int, int], Tensor],
+    whole: Callable[[Bucket, Mapping[str, Tensor], Sequence[Node], int], AnyFlat] = Flat,
 ) -> list[AnyFlat]:
     """Returns what a rank holds of its buckets; all ranks call this, because communicators are made in one order.
 
     Args: `buckets` are those of all stages; `held` are the (pipe, stage) of the rank; `region` returns elements
-        `start` to `stop` of a parameter.
+        `start` to `stop` of a parameter; `whole` makes a bucket that is not shared by element.
     """
     wires, found = Wires(world.new_group), list[AnyFlat]()
     for bucket in buckets:
         groups = wires.of(bucket, world.rank)
         nodes = [node for node in held if node[1] in bucket.stages]
         if world.rank in bucket.ranks and not bucket.by_element:
-            found.append(Flat(bucket, parameters, nodes, world.rank))
+            found.append(whole(bucket, parameters, nodes, world.rank))
         elif world.rank in bucket.ranks:
             found.append(SharedFlat(bucket, parameters, nodes, world.rank, wires, groups, region))
     return found

@@ -7,6 +7,7 @@ Whatever reads a parameter that is not gathered finds NaN.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from torch import Tensor, fx
 
 from planner.capture import StageModule
 from runtime.sharding.flats import FlatUnit, SharedFlat
-from runtime.stage import graph_of, states_of
+from runtime.stage import BackwardPart, WeightStore, graph_of, states_of
 
 
 class Saved(NamedTuple):
@@ -37,9 +38,10 @@ class StageUnits:
 
         Args: `rank` has the units of all stages of this rank; `flats` are those of the stage.
         """
-        self._rank, self._used = rank, set[int]()
-        spans = _spans(module, flats)
+        self._rank, self._used, self._flats, self._ahead = rank, set[int](), flats, False
+        spans = _spans(module, [flat for flat in flats if flat.lets_go])
         self._units = [(flat, unit) for flat, unit, _, _ in spans]
+        self.gathers = bool(spans)
         self._position = {id(unit): position for position, (_, unit) in enumerate(self._units)}
         run = graph_of(module)
         run.units = self  # type: ignore[assignment]
@@ -85,43 +87,48 @@ class StageUnits:
 
     def _use(self, position: int) -> None:
         """Starts to gather the unit before the one that backward has come to."""
-        if position not in self._used:
+        if self._ahead and position not in self._used:
             self._used.add(position)
             if position > 0:
                 flat, unit = self._units[position - 1]
                 flat.gather(unit)
 
     @contextmanager
-    def backward(self) -> Iterator[None]:
-        """Gathers units in backward while this is on; whatever is still gathered at the end is let go."""
+    def during(self, part: BackwardPart) -> Iterator[None]:
+        """Gathers units in a backward, or a half of one, while this is on; those still gathered are then let go.
+
+        A weight half needs a parameter only where a layer makes its weight of others, so it gathers none ahead.
+        """
         self._used.clear()
-        self._rank.running = self
-        if self._units:
-            flat, unit = self._units[-1]
-            flat.gather(unit)
+        self._rank.running, self._ahead = self, part != "weight"
+        for flat in self._flats:
+            flat.in_half = part == "input"
         try:
             yield
         finally:
             self._rank.running = None
+            for flat in self._flats:
+                flat.in_half = False
             for flat, unit in self._units:
                 flat.let_go(unit)
 
     def summed(self, unit: FlatUnit) -> None:
         """Lets a unit go whose gradients are all there."""
-        position = self._position[id(unit)]
-        self._use(position)
-        self._units[position][0].let_go(unit)
+        position = self._position.get(id(unit))
+        if position is not None:
+            self._use(position)
+            self._units[position][0].let_go(unit)
 
 
 class RankUnits:
-    """All units of one rank whose parameters are shared."""
+    """All units of one rank whose gradients or parameters are shared."""
 
     def __init__(self, flats: Sequence[SharedFlat]) -> None:
-        """Takes the flats that let their parameters go.
+        """Takes the flats of a rank.
 
-        Args: `flats` may have others, which stay as they are.
+        Args: of `flats` those that let their parameters go have them gathered.
         """
-        self.flats = [flat for flat in flats if flat.lets_go]
+        self.flats = list(flats)
         self.running: StageUnits | None = None  # the stage whose backward runs
         for flat in self.flats:
             flat.on_summed = self._summed
@@ -130,18 +137,26 @@ class RankUnits:
         if self.running is not None:
             self.running.summed(unit)
 
-    def of(self, stage: int, module: StageModule) -> StageUnits | None:
-        """Returns the units of a stage, after it has edited its graph; None where it has none.
+    def of(
+        self, stage: int, modules: Sequence[StageModule], store: WeightStore | None
+    ) -> list[StageUnits | None]:
+        """Returns the units of the parts of a stage, after it has edited their graphs; None where it has none.
 
-        Args: `module` is the stage's.
+        Args: `modules` are the parts; `store` has their debts, where weight gradients are owed.
         """
         own = [flat for flat in self.flats if stage in flat.bucket.stages]
-        return StageUnits(self, module, own) if own else None
+        if store is not None:
+            store.told += [flat.paid for flat in own]
+        debts, others = (sum(each, Counter[str]()) for each in zip(*map(_gradients, modules), strict=True))
+        for flat in own:
+            flat.uses |= Counter({name: debts[name] + others[name] for name in flat.bucket.names})
+            flat.owed |= {name for name in flat.bucket.names if debts[name] and not others[name]}
+        return [StageUnits(self, module, own) if own else None for module in modules]
 
     @contextmanager
     def whole(self) -> Iterator[None]:
         """Holds every parameter whole while this is on; all ranks do so at the same time."""
-        every = [(flat, unit) for flat in self.flats for unit in flat.units]
+        every = [(flat, unit) for flat in self.flats if flat.lets_go for unit in flat.units]
         for flat, unit in every:
             flat.have(unit)
         try:
@@ -165,6 +180,21 @@ def leave(units: StageUnits, position: int) -> None:
     Args: `position` is the unit's among those of the stage.
     """
     units.leave(position)
+
+
+def _gradients(module: StageModule) -> tuple[Counter[str], Counter[str]]:
+    """Returns how many gradients of each parameter come in a backward: from debts, and at most one from autograd."""
+    debts, others = Counter[str](), Counter[str]()
+    for node, name in states_of(module).items():
+        owing = sum(_owes(user) for user in node.users)
+        debts[name] += owing
+        others[name] += owing < len(node.users)
+    return debts, others
+
+
+def _owes(node: fx.Node) -> bool:
+    first = node.args[0] if node.args else None
+    return isinstance(first, fx.Node) and first.target == "weight_store"
 
 
 _Span = tuple[SharedFlat, FlatUnit, fx.Node, fx.Node]

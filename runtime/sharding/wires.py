@@ -1,17 +1,48 @@
-"""The wires of what ranks share: a communicator for each row and column, and the reduce-scatter over one."""
+"""Who shares with whom, and their wires: a communicator for each row and column, and the reduce-scatter over one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from planner.model import ModelGraph
+from planner.plan import BY_ELEMENT, Plan, shard_of, shard_ranks, units_of_parameters
 from runtime.update import Bucket, Line
+from runtime.world import RankMesh
 
 CHUNK = 2**18  # elements of a reduce-scatter at a time; twice as many are held meanwhile
 Wait = Callable[[], object]
+
+
+def shared_buckets(
+    buckets: Iterable[Bucket], plan: Plan, graph: ModelGraph, mesh: RankMesh
+) -> tuple[Bucket, ...]:
+    """Returns the buckets with what their holders share, as the plan has it; names are then in the order of units.
+
+    Args: `buckets` are those of all stages; `graph` is the model in the order of the plan.
+    """
+    unit_of = units_of_parameters(plan, graph)
+    return tuple(_shared(bucket, plan, mesh, unit_of) for bucket in buckets)
+
+
+def _shared(bucket: Bucket, plan: Plan, mesh: RankMesh, unit_of: Mapping[str, str]) -> Bucket:
+    shard = shard_of(plan, bucket.stages[0])
+    if shard is None or shard.what not in BY_ELEMENT:
+        return bucket if shard is None else replace(bucket, shared=shard.what)
+    at = {unit: position for position, unit in enumerate(dict.fromkeys(unit_of[n] for n in bucket.names))}
+    names = sorted(bucket.names, key=lambda name: at[unit_of[name]])
+    units = tuple(tuple(run) for _, run in groupby(names, unit_of.__getitem__))
+    length, rows = shard_ranks(plan, shard), []
+    key = lambda rank: mesh.by_rank[rank].pipeline  # noqa: E731
+    for _, own in groupby(sorted(bucket.ranks, key=key), key):
+        replicas = sorted(own, key=lambda rank: mesh.by_rank[rank].data)
+        rows += [tuple(replicas[i : i + length]) for i in range(0, len(replicas), length)]
+    return replace(bucket, names=tuple(names), shared=shard.what, rows=tuple(rows), units=units)
 
 
 class Wires:

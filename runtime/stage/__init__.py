@@ -6,7 +6,7 @@ Start at `torch_stage.py`; `backward.py` and `deferred_weights.py` are the two w
 """
 
 from runtime.stage.compiled import compile_stage
-from runtime.stage.deferred_weights import WeightStore
+from runtime.stage.deferred_weights import WeightStore, on_gradient
 from runtime.stage.graph_edits import (
     ATEN,
     Keys,
@@ -21,13 +21,14 @@ from runtime.stage.graph_edits import (
     store_weights,
 )
 from runtime.stage.halves import Split
-from runtime.stage.parted_stage import AnyStage, PartedStage, in_two
+from runtime.stage.parted_stage import AnyStage, PartedStage, first_bad_layer, in_two
 from runtime.stage.shared_states import SharedState, observed, shared_states
-from runtime.stage.torch_stage import LossScale, Scaler, SplitWay, TorchStage, first_bad_layer
+from runtime.stage.torch_stage import BackwardPart, LossScale, Scaler, SplitWay, TorchStage
 
 __all__ = [
     "ATEN",
     "AnyStage",
+    "BackwardPart",
     "Keys",
     "LossScale",
     "PartedStage",
@@ -45,6 +46,7 @@ __all__ = [
     "key_random_operations",
     "numbered",
     "observed",
+    "on_gradient",
     "random_operations",
     "share_buffers",
     "share_parameters",

@@ -26,6 +26,9 @@ class WeightStore:
     """The list of debts that an input half runs up; `current` belongs to one micro-batch."""
 
     current: list[Debt] = field(default_factory=list)
+    told: list[Callable[[Tensor], None]] = field(
+        default_factory=list
+    )  # of each parameter that a debt was paid to
     _at_once: bool = False
 
     def owe(self, debt: Debt) -> None:
@@ -46,6 +49,23 @@ class WeightStore:
             yield
         finally:
             self._at_once = False
+
+    def pay(self, parameter: Tensor | None, grad: Tensor | None) -> None:
+        """Adds what a debt has worked out to a parameter's `.grad`, and tells who asked to be told.
+
+        Args: as of `add_grad`.
+        """
+        add_grad(parameter, grad)
+        if parameter is not None and grad is not None:
+            for tell in self.told:
+                tell(parameter)
+
+    def like(self, used: Tensor) -> Tensor:
+        """Returns what stands in a debt for a weight of which only the shape counts.
+
+        Args: `used` is the weight, which a debt must not keep where parameters are here only while they are used.
+        """
+        return used.new_empty(()).expand(used.shape) if self.told else used
 
     def collect(self) -> list[Debt]:
         """Returns the debts filed since the last call, and forgets them."""
@@ -78,6 +98,18 @@ def add_grad(parameter: Tensor | None, grad: Tensor | None) -> None:
         parameter.grad = grad
     else:
         parameter.grad.add_(grad)
+    arrived: Callable[[Tensor], None] | None = getattr(parameter, _ARRIVED, None)
+    if arrived is not None:
+        arrived(parameter)
+
+
+_ARRIVED = "gradient_arrived"  # an attribute of parameters
+
+
+def on_gradient(parameter: Tensor, arrived: Callable[[Tensor], None]) -> None:
+    """Has a function called with a parameter whenever a gradient was added to its `.grad`, here or by autograd."""
+    setattr(parameter, _ARRIVED, arrived)
+    parameter.register_post_accumulate_grad_hook(arrived)  # type: ignore[no-untyped-call]
 
 
 class _Context(FunctionCtx):
@@ -109,7 +141,7 @@ class _Linear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: _Context, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, used = ctx.saved_tensors
-        weight, bias = ctx.parameters
+        (weight, bias), store = ctx.parameters, ctx.store
         dx = dy.reshape(-1, dy.shape[-1]).mm(used).reshape(x.shape) if ctx.needs_input_grad[1] else None
 
         def debt() -> None:
@@ -117,11 +149,11 @@ class _Linear(torch.autograd.Function):
             # torch adds the bias to rows where it can flatten the input, else to the output as it lies in memory
             bias_rows = dy_rows if x.is_contiguous() or x.ndim == 2 else dy
             if weight.requires_grad:
-                add_grad(weight, dy_rows.t().mm(x.reshape(-1, x.shape[-1])))
+                store.pay(weight, dy_rows.t().mm(x.reshape(-1, x.shape[-1])))
             if bias is not None and bias.requires_grad:
-                add_grad(bias, bias_rows.sum(tuple(range(bias_rows.ndim - 1))))
+                store.pay(bias, bias_rows.sum(tuple(range(bias_rows.ndim - 1))))
 
-        ctx.store.owe(debt)
+        store.owe(debt)
         return None, dx, None, None, None
 
 
@@ -147,25 +179,25 @@ class _Convolution(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: _Context, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, used = ctx.saved_tensors
-        weight, bias = ctx.parameters
+        (weight, bias), store = ctx.parameters, ctx.store
         sizes = None if bias is None else list(bias.shape)
-        settings = ctx.settings
+        settings, shaped = ctx.settings, store.like(used)
 
-        def half(mask: list[bool]) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        def half(of: Tensor, mask: list[bool]) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
             grads: tuple[Tensor | None, Tensor | None, Tensor | None]
-            grads = torch.ops.aten.convolution_backward.default(dy, x, used, sizes, *settings, mask)
+            grads = torch.ops.aten.convolution_backward.default(dy, x, of, sizes, *settings, mask)
             return grads
 
         def debt() -> None:
             trained = bias is not None and bias.requires_grad
-            _, weight_grad, bias_grad = half([False, weight.requires_grad, trained])
+            _, weight_grad, bias_grad = half(shaped, [False, weight.requires_grad, trained])
             if weight.requires_grad:
-                add_grad(weight, weight_grad)
+                store.pay(weight, weight_grad)
             if trained:
-                add_grad(bias, bias_grad)
+                store.pay(bias, bias_grad)
 
-        ctx.store.owe(debt)
-        dx = half([True, False, False])[0] if ctx.needs_input_grad[1] else None
+        store.owe(debt)
+        dx = half(used, [True, False, False])[0] if ctx.needs_input_grad[1] else None
         return None, dx, None, None, None, None
 
 
@@ -184,15 +216,15 @@ class _Embedding(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: _Context, dy: Tensor) -> tuple[Tensor | None, ...]:
         (indices,) = ctx.saved_tensors
-        weight, _ = ctx.parameters
+        (weight, _), store = ctx.parameters, ctx.store
 
         def debt() -> None:
             grad = torch.ops.aten.embedding_dense_backward.default(
                 dy, indices, weight.shape[0], ctx.padding_index, ctx.scale_by_frequency
             )
-            add_grad(weight, grad)
+            store.pay(weight, grad)
 
-        ctx.store.owe(debt)
+        store.owe(debt)
         return None, None, None, None, None
 
 

@@ -2,6 +2,8 @@
 
 Values between the two go by their names, and gradients come back as they do between stages: the earlier one
 adds its own to those of a later reader.
+
+Also here: the search for the layer where NaN or infinity began, which runs a stage's layers one by one.
 """
 
 from __future__ import annotations
@@ -13,8 +15,9 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from planner.capture import Captured, StageModule
+from planner.capture import Captured, StageModule, layer_module
 from runtime.execute import Tensors
+from runtime.runfolder import LOSS
 from runtime.stage.torch_stage import TorchStage
 
 AnyStage: TypeAlias = "TorchStage | PartedStage"
@@ -89,3 +92,22 @@ def in_two(module: StageModule, before: str, captured: Captured, device: torch.d
     for part in parts:
         part.materialise(held, device)
     return parts
+
+
+def first_bad_layer(captured: Captured, module: StageModule, inputs: Tensors) -> str:
+    """Returns the name of the first layer that makes NaN, or an infinite loss, of inputs that had neither.
+
+    Args: `inputs` are those of the stage `module`, by name.
+    Returns: the stage's last layer where no layer does.
+    """
+    values = dict(inputs)
+    states = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    with torch.no_grad():
+        for name in module.layers:
+            layer = layer_module(captured, name)
+            layer.materialise(states, next(iter(values.values())).device)
+            made = layer(values)
+            if any(t.isnan().any() or (n == LOSS and t.isinf().any()) for n, t in made.items()):
+                return name
+            values |= made
+    return module.layers[-1]

@@ -1,8 +1,7 @@
 """A stage of real layers: forward, backward whole or in halves, and recomputation, one micro-batch at a time.
 
-Also here: the search for the layer where NaN or infinity began, which runs a stage's layers one by one. And
-the loss scale of fp16, which grows while gradients stay finite and halves when they do not; that step is left
-out.
+Also here: the loss scale of fp16, which grows while gradients stay finite and halves when they do not; that step
+is left out.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import GradientEdge
 
-from planner.capture import Captured, StageModule, layer_module
+from planner.capture import StageModule
 from runtime.execute import NotFinite, Tensors
 from runtime.runfolder import COUNT, LOSS
 from runtime.stage import backward, deferred_weights
@@ -26,6 +25,7 @@ from runtime.stage.deferred_weights import Debt, WeightStore
 from runtime.stage.graph_edits import Keys, graph_of
 
 SplitWay = Literal["none", "store", "walk"]  # none: the input half is the whole backward
+BackwardPart = Literal["whole", "input", "weight"]  # of a backward
 
 
 @dataclass
@@ -45,9 +45,11 @@ class Live:
 class Gathered(Protocol):
     """The parameters of a stage that are here only while they are used; see `runtime.sharding`."""
 
+    gathers: bool  # whether any are
+
     def pack(self, tensor: Tensor) -> object: ...
     def unpack(self, kept: Any) -> Tensor: ...
-    def backward(self) -> AbstractContextManager[None]: ...
+    def during(self, part: BackwardPart) -> AbstractContextManager[None]: ...
 
 
 class TorchStage:
@@ -142,7 +144,7 @@ class TorchStage:
         """
         live = self._live.pop(micro)
         paying = nullcontext() if self._store is None else self._store.paying_at_once()
-        with paying, nullcontext() if self._units is None else self._units.backward():
+        with paying, self._during("whole"):
             backward.whole(self._roots(micro, live, grads))
         return live.boundary.collect()
 
@@ -153,12 +155,13 @@ class TorchStage:
         Returns: gradients of the stage's inputs by name.
         """
         live = self._live[micro]
-        roots = self._roots(micro, live, grads)
-        if self._split != "walk":
-            backward.whole(roots)
-            live.debts = self._store.collect() if self._store is not None else []
-        else:
-            live.owed = backward.input_half(roots, self._anchor, self._parameters)
+        with self._during("input"):
+            roots = self._roots(micro, live, grads)
+            if self._split != "walk":
+                backward.whole(roots)
+                live.debts = self._store.collect() if self._store is not None else []
+            else:
+                live.owed = backward.input_half(roots, self._anchor, self._parameters)
         live.roots = {}
         return live.boundary.collect()
 
@@ -168,9 +171,13 @@ class TorchStage:
         Args: `micro` has had its input half.
         """
         live = self._live.pop(micro)
-        deferred_weights.pay(live.debts)
-        if live.owed is not None:
-            backward.weight_half(live.owed)
+        with self._during("weight"):
+            deferred_weights.pay(live.debts)
+            if live.owed is not None:
+                backward.weight_half(live.owed)
+
+    def _during(self, part: BackwardPart) -> AbstractContextManager[None]:
+        return nullcontext() if self._units is None else self._units.during(part)
 
     def _run(self, micro: int, live: Live) -> dict[str, Tensor]:
         self._keys.micro = self.first_micro + micro
@@ -183,11 +190,11 @@ class TorchStage:
 
     def _saved(self) -> AbstractContextManager[object]:
         """Returns a context in which autograd saves copies of buffers that a later forward writes before its backward."""
-        units, compiled = (
-            self._units,
-            graph_of(self.module) is not self.module._run,
-        )  # saves none that it writes
-        if not torch.is_grad_enabled() or compiled or not (self._read or units):
+        units = self._units if self._units is not None and self._units.gathers else None
+        compiled = graph_of(self.module) is not self.module._run
+        if (
+            not torch.is_grad_enabled() or compiled or not (self._read or units)
+        ):  # compiled: saves none it writes
             return nullcontext()
         written = {getattr(self.module, slot).untyped_storage()._cdata for slot in self._read}
 
@@ -242,25 +249,6 @@ def _samples(tensor: Tensor) -> str:
         return ""
     rows = (~tensor.isfinite()).flatten(1).any(1) if tensor.ndim > 1 else ~tensor.isfinite()
     return f", samples {rows.nonzero().flatten().tolist()[:8]} of it"
-
-
-def first_bad_layer(captured: Captured, module: StageModule, inputs: Tensors) -> str:
-    """Returns the name of the first layer that makes NaN, or an infinite loss, of inputs that had neither.
-
-    Args: `inputs` are those of the stage `module`, by name.
-    Returns: the stage's last layer where no layer does.
-    """
-    values = dict(inputs)
-    states = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    with torch.no_grad():
-        for name in module.layers:
-            layer = layer_module(captured, name)
-            layer.materialise(states, next(iter(values.values())).device)
-            made = layer(values)
-            if any(t.isnan().any() or (n == LOSS and t.isinf().any()) for n, t in made.items()):
-                return name
-            values |= made
-    return module.layers[-1]
 
 
 FIRST_SCALE = 65536.0

@@ -8,8 +8,8 @@ Start reading in `training.py`; `prepare.py` checks everything that can be known
 
 from runtime.train.prepare import Model, job_of, prepare, prepare_folder
 from runtime.train.script import StepLoop, launched, open_inline, run_script, train_inline
-from runtime.train.stop import Agreed, block, listen
-from runtime.train.training import NoPulse, sleep_rank, train_rank, training_of
+from runtime.train.stop import Agreed, NoPulse, block, listen
+from runtime.train.training import sleep_rank, train_rank, training_of
 
 __all__ = [
     "Agreed",

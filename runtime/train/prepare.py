@@ -13,6 +13,7 @@ from planner import plan as plans
 from planner import workload as workloads
 from planner.capture import Captured, capture, initial
 from planner.errors import BadInput, BadPlan
+from planner.kept import Masks
 from planner.plan import Plan, refused, schedule_of, shared_by_element
 from planner.program import violations
 from planner.schedule import check_schedule
@@ -23,6 +24,7 @@ from runtime import runfolder
 from runtime import update as updates
 from runtime.checkpoint import Checkpoint, Copies, Facts, Keeping
 from runtime.execute import program_of
+from runtime.kept import check_kept, keep_masks, pruned
 from runtime.loop import check_averages, described, try_evaluation, try_samples
 from runtime.messages import in_order_of
 from runtime.rank import check_supported
@@ -30,10 +32,8 @@ from runtime.runfolder import Job, Paths, check, keep_room, write_whole
 from runtime.world import alone
 
 Refuse = Callable[[Paths], None]  # raises BadInput where somebody else uses the folder of a run
-
 START_DEADLINE_S = 60.0
 COMPILE_DEADLINE_S = 600.0  # the first forward of a stage compiles it
-
 MOST_CHECKED_ACTIONS = 3_000  # about 10,000 instructions; more are not checked, which would take seconds
 STEPS_A_DEADLINE = 50  # a rank that makes no progress for the time of so many simulated steps hangs
 
@@ -81,6 +81,7 @@ def prepare(
             where="launch",
             allowed="no ema, or a plan with `--fix shard=none` or `shard=state`",
         )
+    check_kept(model.plan, model.captured.graph, job, Paths(folder), model.workload)
     check_averages(model.plan, model.captured, job)
     joint = check_optimizer(model.workload, model.captured.graph)
     whole = whole_optimizer(model.workload, model.captured.graph) if shared_by_element(model.plan) else ""
@@ -99,8 +100,9 @@ def prepare(
         if checkpoints.complete(paths.checkpoints):
             checkpoints.last_sound(paths.checkpoints, lambda what: print(printable(what), file=sys.stderr))
         begin = checkpoints.latest(paths.checkpoints)
+        masks = keep_masks(model.plan, model.captured.graph, job, paths)
         if begin is None:
-            write_start(paths, model, job)
+            write_start(paths, model, job, masks)
         else:
             _check_resumed(begin, model, job)
         return paths, _write_folder(model.plan, paths, job)
@@ -167,16 +169,19 @@ def _write_folder(plan: Plan, paths: Paths, job: Job) -> Job:
     return job
 
 
-def write_start(paths: Paths, model: Model, job: Job) -> Checkpoint:
+def write_start(paths: Paths, model: Model, job: Job, masks: Masks | None = None) -> Checkpoint:
     """Writes checkpoint 0 and returns it.
 
-    Args: parameters come from `build()` under the seed of `job`, and over them its `weights` where it has
-      any.
+    Args: parameters come from `build()` under the seed of `job`, or from its `weights`; `masks` keep some entries.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(job.seed)
         tensors = initial(model.captured, model.workload)
-    if job.weights:
+    before = checkpoints.of_run(Path(job.weights)) if job.weights else None
+    if before is not None:
+        _check_model(before, model.captured)
+        tensors |= before.parameters(tensors)
+    elif job.weights:
         tensors |= checkpoints.read(Path(job.weights), model.captured)
     facts = Facts(
         step=0,
@@ -185,13 +190,12 @@ def write_start(paths: Paths, model: Model, job: Job) -> Checkpoint:
         fingerprint=model.captured.graph.fingerprint,
         training=described(model.plan, model.workload, model.captured, job),
     )
-    return checkpoints.write_initial(paths.checkpoints, tensors, facts, model.captured.saved)
+    names, tensors = model.captured.saved, pruned(tensors, masks)
+    return checkpoints.write_initial(paths.checkpoints, tensors, facts, names, before)
 
 
 def _check_resumed(begin: Checkpoint, model: Model, job: Job) -> None:
-    captured = model.captured
-    if begin.facts.fingerprint != captured.graph.fingerprint:
-        raise BadInput("the checkpoint is of another model", where=str(begin.folder))
+    _check_model(begin, model.captured)
     if "ema" in begin.facts.extra and job.ema is None:
         decay = begin.facts.extra["ema"]
         raise BadInput(
@@ -201,7 +205,7 @@ def _check_resumed(begin: Checkpoint, model: Model, job: Job) -> None:
         raise BadInput(
             f"seed {job.seed}", where=str(begin.folder), allowed=f"{begin.facts.seed}, as it began"
         )
-    now = described(model.plan, model.workload, captured, job)
+    now = described(model.plan, model.workload, model.captured, job)
     for what, before in begin.facts.training.items():
         if now.get(what, before) != before:
             told = f": {now[what]} instead of {before}" if what != "samples" else " than those it began with"
@@ -210,17 +214,18 @@ def _check_resumed(begin: Checkpoint, model: Model, job: Job) -> None:
                 where=str(begin.folder),
                 allowed="the same training, or a new folder with --run",
             )
-    _check_shapes(begin, captured)
 
 
-def _check_shapes(begin: Checkpoint, captured: Captured) -> None:
-    """Raises BadInput where a tensor of a checkpoint has another shape than the model's, or is missing."""
-    graph = captured.graph
+def _check_model(begin: Checkpoint, captured: Captured) -> None:
+    """Raises BadInput where a checkpoint is of another model, or its tensors have other shapes."""
+    graph, where = captured.graph, str(begin.folder)
+    if begin.facts.fingerprint != graph.fingerprint:
+        raise BadInput("the checkpoint is of another model", where=where)
     wanted = {row.name: tuple(row.shape) for row in graph.parameters}
     wanted |= {row.name: tuple(row.shape) for row in graph.buffers}
     for name, shape in begin.shapes(wanted).items():
         if shape != wanted[name]:
-            raise BadInput(f"'{name}' is {shape}", where=str(begin.folder), allowed=f"{wanted[name]}")
+            raise BadInput(f"'{name}' is {shape}", where=where, allowed=f"{wanted[name]}")
 
 
 def _next_generation(paths: Paths) -> int:

@@ -27,7 +27,8 @@ from runtime import runfolder
 from runtime.execute import Pulse
 from runtime.runfolder import Job, Outcome, Paths, Result, release, result_of, tell
 from runtime.train.prepare import Model, Refuse, job_of, prepare
-from runtime.train.training import Batch, NoPulse, Training, training_of
+from runtime.train.stop import NoPulse
+from runtime.train.training import Batch, Training, training_of
 from runtime.world import alone
 
 

@@ -35,6 +35,12 @@ class _NoStop:
 NO_STOP = _NoStop()
 
 
+class NoPulse:
+    """A pulse that nobody watches."""
+
+    def beat(self, waiting: bool) -> None: ...
+
+
 class Agreed:
     """One rank's side of the vote. `vote` is called by another thread than the one that trains."""
 

@@ -17,21 +17,16 @@ from runtime import checkpoint as checkpoints
 from runtime import world as worlds
 from runtime.checkpoint import Checkpoint, CheckpointWriter, Facts
 from runtime.execute import Pulse, Resident, Tensors
+from runtime.kept import masks_of
 from runtime.loop import Around
 from runtime.rank import Rank, RankOptions, assemble, sleeping
 from runtime.runfolder import DriftWatch, Evaluated, Heartbeat, Job, Losses, Paths, append_step
 from runtime.train.prepare import Model, kept
-from runtime.train.stop import NO_STOP, Stop
+from runtime.train.stop import NO_STOP, NoPulse, Stop
 from runtime.train.tensorboard import Board, board
 from runtime.world import World
 
 Batch = Mapping[int, Tensors]  # micro-batch of this replica -> Values of the batch
-
-
-class NoPulse:
-    """A pulse that nobody watches."""
-
-    def beat(self, waiting: bool) -> None: ...
 
 
 class Training:
@@ -43,6 +38,7 @@ class Training:
         plan, workload, captured = model.plan, model.workload, model.captured
         self.plan, self.graph = plan, captured.graph
         self.world, self.job, self.paths, self._resident = world, job, paths, Resident()
+        masks = masks_of(plan, captured.graph, job, paths)
         self.rank: Rank = assemble(
             plan,
             captured,
@@ -50,7 +46,9 @@ class Training:
             make_optimizer=workload.optimizer,
             lr_schedule=workload.lr_schedule,
             load=start,
-            options=RankOptions(seed=job.seed, clip_norm=job.limit, clip_by=job.clip_by, ema=job.ema),
+            options=RankOptions(
+                seed=job.seed, clip_norm=job.limit, clip_by=job.clip_by, ema=job.ema, masks=masks
+            ),
             pulse=pulse,
         )
         self.rank.resume(start)

@@ -14,6 +14,7 @@ from runtime.update.optimizer import (
     SavedState,
     Updater,
     load_state,
+    made,
     state_of,
 )
 from runtime.update.ordered_sum import Line, add_up
@@ -40,6 +41,7 @@ __all__ = [
     "check",
     "groups_of",
     "load_state",
+    "made",
     "owners",
     "state_of",
     "trained",

@@ -80,6 +80,8 @@ class OwnPart(NamedTuple):
     start: int
     stop: int
     tensor: Tensor
+    whole: Tensor | None = None  # that the user's optimizer is made for, where `tensor` then takes its place
+    entries: Tensor | None = None  # the indices of the entries of `whole`, laid flat, that `tensor` has
 
 
 class AnyFlat(Protocol):
@@ -98,6 +100,9 @@ class AnyFlat(Protocol):
 
     def renew(self) -> None:
         """Sets gradients to zero for another step."""
+
+    def publish(self) -> None:
+        """Makes an update known to whoever reads the parameters of the model."""
 
     def kept(self) -> Sequence[Tensor]:
         """Returns the buffers that live longer than a step."""
@@ -154,6 +159,9 @@ class Flat:
     def renew(self) -> None:
         """Sets gradients to zero; they are never let go, since they are views."""
         self.grads.zero_()
+
+    def publish(self) -> None:
+        """Does nothing: the parameters of the model are views of what is updated."""
 
     def kept(self) -> Sequence[Tensor]:
         """Returns the buffers of parameters and gradients."""

@@ -23,7 +23,7 @@ from runtime.execute import NotFinite
 from runtime.stage import Scaler
 from runtime.update.average import Averages
 from runtime.update.clipping import PreviousNorm, Squares, too_long_by
-from runtime.update.flats import AnyFlat, Bucket
+from runtime.update.flats import AnyFlat, Bucket, OwnPart
 from runtime.update.gradient_sums import GradientSync
 
 Settings = dict[str, dict[str, object]]
@@ -59,12 +59,12 @@ class Updater:
         self.previous, self.averages = previous, averages
         self.optimizers: dict[Bucket, torch.optim.Optimizer] = {}
         for flat in sync.flats:
-            named = [(piece.name, piece.tensor) for piece in flat.pieces()]
-            optimizer = _made(make, named) if named else None  # type: ignore[arg-type]
+            pieces = flat.pieces()
+            optimizer = made(make, pieces) if pieces else None
             if optimizer is not None:
                 self.optimizers[flat.bucket] = optimizer
-        made = {bucket: schedule(each) for bucket, each in self.optimizers.items()} if schedule else {}
-        self._schedules = {bucket: each for bucket, each in made.items() if each is not None}
+        rates = {bucket: schedule(each) for bucket, each in self.optimizers.items()} if schedule else {}
+        self._schedules = {bucket: each for bucket, each in rates.items() if each is not None}
         self._prepared = self._skipped = False
         self.norm: float | None = None  # of the last step, where it was needed
         self._rates: dict[Bucket, float] = {}  # of each bucket's last update
@@ -138,6 +138,7 @@ class Updater:
             optimizer.step()
         if not self._skipped:
             self._sync.hand_round(flat)
+            flat.publish()
         if self.averages is not None:
             self.averages.update(flat)
         self._advance(flat.bucket, 1, quietly=self._skipped)
@@ -186,14 +187,36 @@ def _rate(optimizer: torch.optim.Optimizer) -> float:
     return float(optimizer.param_groups[0].get("lr", math.nan))
 
 
-def _made(make: Make, named: Sequence[tuple[str, torch.nn.Parameter]]) -> torch.optim.Optimizer | None:
-    """Returns the user's optimizer; None where it is for some of the model's parameters, of which none are here."""
+def made(make: Make, pieces: Sequence[OwnPart]) -> torch.optim.Optimizer | None:
+    """Returns the user's optimizer; None where it is for some of the model's parameters, of which none are here.
+
+    It is made for whole parameters, since it may group them by name or by dims. Where only some entries of one are
+    updated, a tensor of these then takes the parameter's place, and state that it has already goes along.
+    """
+    named = [(piece.name, piece.tensor if piece.whole is None else piece.whole) for piece in pieces]
     try:
-        return make(named)
+        optimizer = make(named)  # type: ignore[arg-type]
     except BadInput as failure:
         if not of_nothing(failure):
             raise
         return None
+    in_place_of = {id(piece.whole): piece for piece in pieces if piece.whole is not None}
+    for group in optimizer.param_groups if in_place_of else ():
+        group["params"][:] = [
+            in_place_of[id(p)].tensor if id(p) in in_place_of else p for p in group["params"]
+        ]
+    for whole in [each for each in optimizer.state if id(each) in in_place_of]:
+        piece, state = in_place_of[id(whole)], optimizer.state.pop(whole)
+        optimizer.state[piece.tensor] = {key: _entries(piece, value) for key, value in state.items()}
+    return optimizer
+
+
+def _entries(piece: OwnPart, value: object) -> object:
+    """Returns the kept entries of a state that has its parameter's shape, and any other as it is."""
+    assert piece.whole is not None and piece.entries is not None
+    if not isinstance(value, Tensor) or value.shape != piece.whole.shape:
+        return value
+    return value.reshape(-1).index_select(0, piece.entries.to(value.device)).view(piece.tensor.shape)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from planner.kept import load_masks
 from planner.plan import Plan
 from runtime import checkpoint as checkpoints
 from runtime.checkpoint import integrity
@@ -106,6 +107,7 @@ def expected(
         micros=plan.batch.samples // (micro or plan.batch.micro),
         steps=steps,
         clip_norm=clip_norm,
+        masks=load_masks(kept) if (kept := folder / "kept.safetensors").exists() else None,
     )
 
 

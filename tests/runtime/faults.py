@@ -9,6 +9,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from planner.kept import Masks
 from planner.schedule import Message
 from runtime.messages import Transport
 from runtime.rank import sync_batchnorm as synchronised
@@ -28,6 +29,9 @@ def injected(fault: str, rank: int) -> Iterator[None]:
             yield
     elif fault == "own statistics":
         with patch.object(synchronised, "synchronise", lambda modules, mesh: None):
+            yield
+    elif fault == "other masks":
+        with patch.object(Masks, "digest", f"of rank {rank}"):
             yield
     else:
         assert fault == "lost skip gradient"

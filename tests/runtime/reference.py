@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from planner.capture import Captured, StageModule
 from planner.capture.stage_modules import whole
+from planner.kept import Masks
 from planner.workload import Workload
 from runtime.data.stream import mix
 
@@ -34,6 +37,12 @@ def batch_of(workload: Workload, seed: int, first: int, count: int) -> tuple[obj
     return inputs, targets
 
 
+def _pruned(parameter: Tensor, index: NDArray[np.int32]) -> Tensor:
+    found = torch.ones(parameter.numel(), dtype=torch.bool)
+    found[torch.from_numpy(index).long()] = False
+    return found.view(parameter.shape)
+
+
 def train(
     workload: Workload,
     captured: Captured,
@@ -46,10 +55,17 @@ def train(
     clip_norm: float | None = None,
     clip_by: str = "step",
     before: Callable[[StageModule, int, int], None] | None = None,
+    masks: Masks | None = None,
 ) -> Reference:
+    """With masks, pruned entries begin at zero, and their gradients are zero."""
     module = whole(captured)
     module.materialise(tensors)
     parameters = dict(module.named_parameters())
+    pruned = {
+        name: _pruned(parameters[name], index) for name, index in (masks.indices if masks else {}).items()
+    }
+    for name, where in pruned.items():
+        parameters[name].data[where] = 0.0
     optimizer = workload.optimizer([(n, p) for n, p in parameters.items() if p.requires_grad])
     schedule = workload.lr_schedule(optimizer)
     found = Reference()
@@ -72,6 +88,10 @@ def train(
             for parameter in parameters.values():
                 if parameter.grad is not None:
                     parameter.grad /= sum(row[1] for row in rows)
+        for name, where in pruned.items():
+            gradient = parameters[name].grad
+            if gradient is not None:
+                gradient[where] = 0.0
         found.losses.append(
             sum(r[0] for r in rows) / (sum(r[1] for r in rows) if len(rows[0]) > 1 else micros)
         )

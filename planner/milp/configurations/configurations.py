@@ -170,7 +170,7 @@ def _with_data(
                     continue
                 if family == "overlap" and not _overlaps(workers, chunks * micros, grid, pinned):
                     continue
-                if pinned.held and not can_share(data, prod(grid), family, pinned.ranks or data):
+                if pinned.held and not can_share(data, prod(grid), pinned.ranks or data):
                     continue
                 every = product(_free(pinned.recompute), _free(pinned.shard), _directions(cluster, workers))
                 for recompute, shard, mirrored in every:
@@ -199,12 +199,12 @@ def _with_data(
                     )
 
 
-def can_share(data: int, spatial: int, family: str, ranks: int) -> bool:
+def can_share(data: int, spatial: int, ranks: int) -> bool:
     """Returns whether replicas may share gradients or parameters by element; the runtime asks the same of a plan.
 
     Args: `data` and `spatial` are degrees; `ranks` share one copy.
     """
-    return ranks > 1 and data % ranks == 0 and spatial == 1 and not FAMILIES[family].splits
+    return ranks > 1 and data % ranks == 0 and spatial == 1
 
 
 def _directions(cluster: Cluster, workers: int) -> tuple[bool, ...]:

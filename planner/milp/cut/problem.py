@@ -9,6 +9,7 @@ from typing import Self
 import numpy as np
 
 from planner.arrays import BoolArray, FloatArray, IntArray
+from planner.milp import limits
 from planner.milp.cut.stage_costs import COMPUTE, KINDS, Durations, StageCosts
 from planner.simulate import Bound, Compiled, critical_counts, critical_path, makespans, period
 
@@ -58,6 +59,11 @@ class CutProblem(StageCosts):
         """Returns the time of a cut of which `critical_of` says `ns`: where neighbours do not talk, it may be less."""
         exact = self.silent != 0 or bool(self.talks(cut[None, :])[0])
         return ns if exact else int(self.times(cut[None, :])[0])
+
+    @property
+    def roomless(self) -> bool:
+        """Returns whether the time of a cut is the same however much memory devices have."""
+        return self.least is None and self.fixed is None and not self.flagged
 
     @cached_property
     def any(self) -> Self:
@@ -111,7 +117,7 @@ class CutProblem(StageCosts):
             pattern = self.order.covering(self._pattern(spans.cells), self.shape.update)
             return self._objective(self._compile(pattern), self._vectors(spans, np.arange(len(out)), pattern))
         present, left = spans.hop_bytes > 0, np.arange(len(out))
-        if most is not None and self.chained:
+        if most is not None and self.chained and len(left) > limits.FEW_CUTS:
             near = self._neighbours
             out[:] = self._objective(self._compile(near), self._vectors(spans, left, near))
             left = np.flatnonzero(out <= most)

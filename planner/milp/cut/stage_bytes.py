@@ -179,6 +179,7 @@ class Sizes:
         parts = tables.moving_parts(low, high, again) | {"update": self.update_bytes(low, high)}
         if self.shape.held:
             parts["workspace"] = parts["workspace"] + self.unit_bytes(low, high)
+        parts["workspace"] = parts["workspace"] + tables.dropped[low, high]
         if self.order.owes:
             parts["saved"] = parts["saved"] + tables.owing[high] - tables.owing[low]
         return np.stack([parts[name] for name in PART_NAMES], -1)

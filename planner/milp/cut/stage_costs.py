@@ -231,8 +231,10 @@ class StageCosts(Sizes):
 
         Args: `sync_ns` is the time of the gradient sum, of which handing round takes half.
         """
-        rate = self.tables.step_ns_per_element * self.slowness[stage]
-        ns: IntArray = np.ceil(self._updated(low, high) * rate - NOISE).astype(np.int64)
+        tables, slowness = self.tables, self.slowness[stage]
+        updated_ns = self._updated(low, high) * (tables.step_ns_per_element * slowness)
+        scattered_ns = tables.scattered[low, high] * (tables.scatter_ns_per_element * slowness)
+        ns: IntArray = np.ceil(updated_ns + scattered_ns - NOISE).astype(np.int64)
         if self.shape.held == "gradients":
             sync_ns = self.rows[stage].ns(self.tables.gradients[low, high])
         return ns + (sync_ns + 1) // 2 * int(self.shape.hands_on) + self.update_ns

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -171,13 +172,19 @@ def _shortage(problem: CutProblem, p: int, box: Box, flag: int) -> IntArray:
     worst: IntArray = np.full(fixed.shape, -(1 << 62), np.int64)
     known = set()
     for worker in np.flatnonzero(problem.hosted[:, p]):
-        counts = undominated(problem.moments[worker][:, p])
+        rows = problem.moments[worker][:, p]
+        counts = _undominated(rows.tobytes(), rows.shape[1])
         hosted, available = problem.hosted[worker, p], problem.available_bytes[worker]
         if (key := (counts.tobytes(), int(hosted), int(available))) not in known:
             known.add(key)
             peak = np.maximum.reduce([_weighted(moving, row) for row in counts.tolist()])
             worst = np.maximum(worst, fixed * hosted + peak - available)
     return worst
+
+
+@lru_cache(maxsize=4096)
+def _undominated(rows: bytes, parts: int) -> IntArray:
+    return undominated(np.frombuffer(rows, np.int64).reshape(-1, parts))
 
 
 def _weighted(parts: IntArray, counts: Sequence[int]) -> IntArray:

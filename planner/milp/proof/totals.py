@@ -130,6 +130,12 @@ class TotalsBound:
         return min(self._free_ns(shape, each) for each in asked)
 
     def _free_ns(self, shape: Configuration, talking: bool) -> float:
+        key, known = ("free", shape, talking), self.instance.kept.totals
+        if key not in known:
+            known[key] = self._freely(shape, talking)
+        return known[key]
+
+    def _freely(self, shape: Configuration, talking: bool) -> float:
         work, barrier = self.work(shape), shape.update == "barrier"
         fullest = -(-shape.micros // shape.pipes)
         load = float(work.total.sum()) * shape.micros / shape.workers
@@ -154,6 +160,12 @@ class TotalsBound:
         return min(self._summed_ns(shape, each) for each in asked)
 
     def _summed_ns(self, shape: Configuration, talking: bool) -> float:
+        key, known = ("summed", shape, talking), self.instance.kept.totals
+        if key not in known:
+            known[key] = self._summed(shape, talking)
+        return known[key]
+
+    def _summed(self, shape: Configuration, talking: bool) -> float:
         least = self._free_ns(shape, talking)
         if shape.holders == 1 or shape.held:
             return least

@@ -11,6 +11,7 @@ from planner.milp import limits
 from planner.milp.cut.problem import CutProblem
 from planner.milp.cut.stage_costs import COMPUTE
 from planner.milp.proof.boxes import Box
+from planner.milp.proof.weights import PathRows
 from planner.schedule import Kind
 
 UNFIT_NS = 1 << 60  # the time of a cut that does not fit
@@ -166,7 +167,7 @@ def annealed(problem: CutProblem, low: IntArray, high: IntArray, best: Answer, p
     Returns: the best answer met, which may be `best`.
     """
     random, at, ns, done, many = np.random.default_rng(0), best.cut, best.ns, 0, _FEWEST
-    first = best.ns
+    first, paths = best.ns, PathRows(problem)
     while done < proposals:
         heat = first * _HOT * (_COLD / _HOT) ** (done / proposals)
         points = allowed(problem, at + _moves(random, problem, many), low, high)
@@ -174,7 +175,7 @@ def annealed(problem: CutProblem, low: IntArray, high: IntArray, best: Answer, p
         done, many = done + many, min(2 * many, _MOST)
         if not len(points):
             continue
-        took = problem.times(points)
+        took = paths.times(points, allow)
         taken = np.flatnonzero(took < allow)
         taken = taken[fits(problem, points[taken])]
         if len(taken):

@@ -13,7 +13,6 @@ import numpy as np
 
 from planner.milp import explain, limits
 from planner.milp.configurations.configurations import Configuration, shapes
-from planner.milp.cut.problem import CutProblem
 from planner.milp.instance import Instance
 from planner.milp.proof.layer_work import LayerWork
 from planner.milp.proof.totals import TotalsBound
@@ -47,6 +46,13 @@ def ranked(instance: Instance) -> list[Configuration]:
 
 def _guess_ns(bound: TotalsBound, shape: Configuration) -> float:
     """Returns about what a configuration may take, to know where to look first; it bounds nothing."""
+    known = bound.instance.kept.guesses
+    if shape not in known:
+        known[shape] = _guessed(bound, shape)
+    return known[shape]
+
+
+def _guessed(bound: TotalsBound, shape: Configuration) -> float:
     tables, work = bound.instance.tables(shape), bound.work(shape)
     bytes_a_worker = np.array([tables.gradients[0, -1] * shape.pipes // shape.workers])
     sums = (
@@ -78,7 +84,7 @@ def pick(state: SearchState, configurations: list[Configuration]) -> None:
     looked = [state.look(shape) for shape in ahead if meter.spent_ns < most]
     known = [tried for tried in looked if tried is not None]
     if state.instance.pins.stages is None:
-        known = sorted(known, key=lambda tried: (_even_ns(tried.problem), tried.shape))
+        known = sorted(known, key=lambda tried: (_even_ns(state, tried), tried.shape))
     chosen = [
         *known[: limits.FIRST_ANSWERS],
         *(tried for tried in known if firsts[tried.shape.family] == tried.shape),
@@ -117,8 +123,15 @@ def settle(state: SearchState) -> None:
     for kept, times in limits.SETTLING:
         met = [tried for tried in state.tried.values() if tried.answer is not None]
         met.sort(key=lambda tried: (tried.answer.ns if tried.answer else UNFIT_NS, tried.shape))
+        before = state.limit
         for tried in met[:kept]:
             state.settle(tried, times)
+        state.rugged = state.limit < before * (1 - limits.RUGGED)
+    times = 2 * limits.SETTLING[-1][1]
+    while state.rugged and times <= limits.LONGEST and state.best is not None:
+        before = state.limit
+        state.settle(state.best, times)
+        state.rugged, times = state.limit < before * (1 - limits.RUGGED), 2 * times
 
 
 def _hopeless(state: SearchState, tried: ConfigurationState) -> bool:
@@ -126,7 +139,7 @@ def _hopeless(state: SearchState, tried: ConfigurationState) -> bool:
 
     Also returns True for a lone worker with more chunks that is no better at first than fewer chunks came to.
     """
-    ns, own = _even_ns(tried.problem), tried.shape
+    ns, own = _even_ns(state, tried), tried.shape
     fewer = [
         other.answer.ns
         for shape, other in state.tried.items()
@@ -137,8 +150,12 @@ def _hopeless(state: SearchState, tried: ConfigurationState) -> bool:
     return ns > limits.HOPE * state.limit or ns >= min(fewer, default=UNFIT_NS)
 
 
-def _even_ns(problem: CutProblem) -> int:
-    return int(problem.times(starts(problem), 0).min())
+def _even_ns(state: SearchState, tried: ConfigurationState) -> int:
+    """Returns the time of the best even cut, whether it fits or not."""
+    known = state.instance.kept.even_ns
+    if tried.shape not in known or not tried.problem.roomless:
+        known[tried.shape] = int(tried.problem.times(starts(tried.problem), 0).min())
+    return known[tried.shape]
 
 
 def take_trivial(state: SearchState, allowed: set[Configuration]) -> None:

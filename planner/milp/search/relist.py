@@ -49,6 +49,10 @@ def grow(state: SearchState) -> list[Configuration]:
                 seen.add(key)
                 entered += _enter(state, tried)
         found += [tried.shape for tried in entered]
+        if state.rugged:
+            entered.sort(key=lambda tried: (tried.answer.ns if tried.answer else UNFIT_NS, tried.shape))
+            for tried in entered[: limits.RELISTED_SETTLED]:
+                state.settle(tried, limits.SETTLING[-1][1])
         if not entered:
             break
     return found

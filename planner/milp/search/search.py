@@ -18,13 +18,14 @@ from planner.milp import explain, formulation, infeasible, limits
 from planner.milp.configurations.configurations import Configuration
 from planner.milp.instance import Instance
 from planner.milp.limits import Effort
+from planner.milp.problems import Rows
 from planner.milp.proof.boxes import ROUNDING, Box
 from planner.milp.proof.order_free import order_free_bound_ns
 from planner.milp.proof.prove import ConfigurationProof
 from planner.milp.proof.separable import SeparableRows
 from planner.milp.search import pick, relist
 from planner.milp.search.descent import UNFIT_NS, Answer
-from planner.milp.search.state import ConfigurationState, Rows, SearchState
+from planner.milp.search.state import ConfigurationState, SearchState
 from planner.plan import Certificate
 
 _FILTERS = 2  # of what the program is written over
@@ -98,7 +99,8 @@ def search(
     Returns: the state of the search with the best answer, if there is one, and its bound.
     Raises: Infeasible where the pins leave no configuration.
     """
-    state = SearchState(instance=instance, effort=effort, below=below, rows={} if rows is None else rows)
+    kept = instance.kept.rows if rows is None else rows
+    state = SearchState(instance=instance, effort=effort, below=below, rows=kept)
     configurations = pick.ranked(instance)
     if not configurations:
         raise Infeasible(infeasible.no_shape(instance, lambda asked: bool(pick.ranked(asked))))

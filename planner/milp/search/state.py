@@ -11,24 +11,21 @@ import numpy as np
 
 from planner.milp import formulation, limits
 from planner.milp.configurations.configurations import Configuration
-from planner.milp.cut.frozen_order import Order
-from planner.milp.cut.problem import CutProblem, CutRow
+from planner.milp.cut.problem import CutProblem
 from planner.milp.cut.recompute_choice import RecomputeProblem
 from planner.milp.instance import Instance, short_bytes
 from planner.milp.limits import Effort
-from planner.milp.pins import Update
+from planner.milp.problems import Rows
 from planner.milp.proof.boxes import ROUNDING, Box
 from planner.milp.proof.feasible import fits_surely, silent_parts, whole
 from planner.milp.proof.prove import ConfigurationProof, Windows
 from planner.milp.proof.totals import TotalsBound
 from planner.milp.search.descent import UNFIT_NS, Answer, annealed, balanced, descend, starts
 
-Rows = dict[tuple[Order, Update, int], list[CutRow]]
-
 
 @dataclass(kw_only=True)
 class ConfigurationState:
-    """One configuration, as far as it was looked into; or some of its cuts, where `problem.silent` says which."""
+    """One configuration, as far as it was looked into; or the cuts of it that `problem.silent` names."""
 
     shape: Configuration
     problem: CutProblem
@@ -57,6 +54,7 @@ class SearchState:
     pays: dict[tuple[object, ...], bool] = field(default_factory=dict)  # shared updates, by their causes
     stage: Literal["picked", "settled", "proved"] = "picked"  # how far it came
     stopped: bool = False  # by the user
+    rugged: bool = False  # whether annealing for longer still gained
     rows: Rows = field(default_factory=dict)  # of orders that several shapes have
 
     def __post_init__(self) -> None:
@@ -78,10 +76,7 @@ class SearchState:
     def answer(
         self, tried: ConfigurationState, root: Box | None = None, work_ns: float = limits.DESCENT_NS
     ) -> None:
-        """Finds an answer by descent from the better of the even cuts, or from the most even cut that fits.
-
-        Args: `root` is the box of all cuts that fit, if it is known; `work_ns` is what the descent may do.
-        """
+        """Finds an answer by descent from the better of the even cuts, or from the most even cut that fits (`root`)."""
         problem = tried.problem
         spans = self.instance.windows(problem)
         if spans is None:
@@ -107,7 +102,7 @@ class SearchState:
         """Returns how many neighbours annealing simulates: no more than there are cuts."""
         problem = tried.problem
         most = times * self.effort.proposals * (2 if problem.flagged else 1)
-        affordable = int(limits.ANNEAL_NS / (100 * problem.order.actions))
+        affordable = int(limits.ANNEAL_NS / (20_000 + 15 * problem.order.actions))
         return min(most, affordable, comb(problem.layers - 1, problem.stages - 1) - 1)
 
     def take(self, tried: ConfigurationState, answer: Answer | None) -> None:
@@ -133,7 +128,8 @@ class SearchState:
         plain = self.tried.get(replace(tried.shape, sparing=False)) if tried.problem.flagged else None
         known = None if plain is None else plain.closing
         spans = self.instance.windows(tried.problem)
-        over = self.floors.summed_ns(tried.shape, talking=True) > self.limit - 1
+        least = max(self.floors.summed_ns(tried.shape, talking=True), self._kept_ns(tried))
+        over = least > self.limit - 1
         self._look_at(tried, tried.problem.talking, None if over else spans, known)
         assert tried.closing is not None
         if tried.closing.open:
@@ -149,6 +145,10 @@ class SearchState:
             tight = tight or not fits_surely(apart, *narrow)
         return tight
 
+    def _kept_ns(self, tried: ConfigurationState) -> float:
+        """Returns the bound of the cuts in which all neighbours talk, as far as an earlier search has proved one."""
+        return self.instance.kept.bounds.get(tried.shape, 0.0) if tried.problem.roomless else 0.0
+
     def _totals(self, shape: Configuration, *, talking: bool) -> int:
         """Returns the bound of a configuration's totals, but no more than the limit."""
         return min(int(np.ceil(self.floors.summed_ns(shape, talking=talking) - ROUNDING)), self.limit)
@@ -160,10 +160,7 @@ class SearchState:
         spans: Windows | None,
         known: ConfigurationProof | None,
     ) -> None:
-        """Takes a first look at cuts of a configuration, in these windows.
-
-        Args: `known` is the proof of the configuration in which no stage recomputes, if there is one.
-        """
+        """Takes a first look at cuts in these windows; `known` is the proof in which no stage recomputes, if any."""
         learnt = (problem.order, tried.shape.update, problem.silent or 0)
         tried.closing = ConfigurationProof(
             problem=problem,
@@ -174,6 +171,8 @@ class SearchState:
         tried.closing.look(tried.answer, self.limit)
         if known is None:
             self.rows[learnt] = tried.closing.rows
+        if tried.closing.timed is not None and problem.roomless and not problem.silent:
+            self.instance.kept.bounds[tried.shape] = max(tried.closing.timed[0], self._kept_ns(tried))
         self._learn(tried)
 
     def _learn(self, tried: ConfigurationState) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from math import prod
 from random import Random
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from planner.cost import copies_of_statistics, losses_held, price, stage_bytes, step_bytes
 from planner.cost.shared_weights import made_weights, reused
 from planner.cost.stage_bytes import LEAF_BYTES, update_bytes
+from planner.kept import KeptEntries
 from planner.model import Buffer, Layer
 from planner.profile import CostKey, LayerCost, OptimizerCost, Profile, Seconds
 from planner.schedule import generate
@@ -86,6 +88,26 @@ def test_every_cut_has_the_bytes_of_the_definition(seed: int) -> None:
         optimizer = replace(made.optimizer, largest_bytes_per_parameter=8.0, other_bytes_per_parameter=1.0)
         found_update = stage_bytes(replace(made, optimizer=optimizer), names, key).update
         assert found_update == 7 * tables.largest[i, j] + tables.elements[i, j]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_of_pruned_weights_every_cut_has_the_bytes_of_the_kept_entries(seed: int) -> None:
+    made, rng = model(seed), Random(seed)
+    counts = {row.name: rng.randint(1, prod(row.shape)) for row in made.graph.trained if rng.random() < 0.7}
+    made = replace(made, kept=KeptEntries(counts))
+    tables = price(made, KEY)
+    for i, j, names in intervals(tables):
+        own = [row for row in made.graph.trained if set(row.users) & set(names)]
+        stay = {row.name: counts.get(row.name, prod(row.shape)) for row in own}
+        assert tables.elements[i, j] == sum(stay.values())
+        assert tables.gradients[i, j] == sum(stay[row.name] * row.bytes // prod(row.shape) for row in own)
+        dense = [
+            row.bytes + counts[row.name] * row.bytes // prod(row.shape) for row in own if row.name in counts
+        ]
+        assert tables.dropped[i, j] == max(dense, default=0)
+        parts = tables.moving_parts(np.array(i), np.array(j), np.bool_(False))
+        found = stage_bytes(made, names, KEY)
+        assert int(parts["workspace"]) + max(dense, default=0) == found.workspace
 
 
 @pytest.mark.parametrize("seed", range(4))

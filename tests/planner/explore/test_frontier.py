@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from planner.cluster import Cluster, with_at_most
 from planner.explore import Frontier, FrontierRow, frontier
-from planner.explore.frontier import with_bound
+from planner.explore.frontier import _Answer, _widest, with_bound
 from planner.milp import Question, changed, solve_or_none
 from planner.profile import Profile
 from planner.verify import violations
@@ -70,6 +72,15 @@ def test_fewer_devices_are_slower_and_one_is_enough(found: Frontier) -> None:
     front = found.front("devices")
     assert front[-1].devices == 1
     assert {row.devices for row in front} <= {1, 2, 3}
+
+
+def test_no_limit_is_asked_twice_where_a_larger_one_has_the_thriftier_plan() -> None:
+    """Plans of limits 100 and 90 use 50 and 60: nothing between 50 and 100 is left to ask."""
+    plans = {name: SimpleNamespace(prediction=SimpleNamespace(step_ns=7)) for name in "ab"}
+    answers = [_Answer(limit=100, uses=50, plan=plans["a"]), _Answer(limit=90, uses=60, plan=plans["b"])]  # type: ignore[arg-type]
+    top = SimpleNamespace(prediction=SimpleNamespace(step_ns=5))
+    answers.append(_Answer(limit=120, uses=120, plan=top))  # type: ignore[arg-type]
+    assert _widest(answers, 49, 0.0) == (100, 120)
 
 
 def test_a_front_cut_short_says_that_it_is_not_whole(costs: Profile, machines: Cluster) -> None:

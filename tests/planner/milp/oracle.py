@@ -223,24 +223,34 @@ def _times(
     costs = [profile.cost(name, key) for name in layers]
     used = {name for layer in layers for name in profile.graph.layer[layer].parameters}
     trained = [profile.graph.parameter[name] for name in used if profile.graph.parameter[name].trainable]
-    gradient = sum(p.bytes for p in trained)
+    kept = {p.name: profile.kept.counts.get(p.name, prod(p.shape)) for p in trained}
+    gradient = sum(kept[p.name] * p.bytes // prod(p.shape) for p in trained)
+    pruned = sum(kept[p.name] for p in trained if p.name in profile.kept.counts)
+    gathered = sum(round(_gathered_s(profile, name) * NS) for name in layers)
     slots = [Slot(node, 0) for node in range(holders)]
     rate = profile.optimizer.seconds_per_parameter.median
     sync = sum_s(cluster, spread(cluster, slots), gradient) * NS if gradient else 0.0
     return StageTimes(
         forward_ns=sum(round(c.forward.median * NS) for c in costs),
-        backward_ns=sum(round(c.backward.median * NS) for c in costs),
+        backward_ns=sum(round(c.backward.median * NS) for c in costs) + gathered,
         input_grad_ns=sum(round(c.input_grad.median * NS) for c in costs),
-        weight_grad_ns=sum(round(c.weight_grad.median * NS) for c in costs),
+        weight_grad_ns=sum(round(c.weight_grad.median * NS) for c in costs) + gathered,
         recompute_ns=sum(round(c.forward.median * NS) for c in costs[:done]),
         sync_ns=ceil(sync - 1e-6),
-        step_ns=_step_ns([prod(p.shape) for p in trained], rate, share, ceil(sync - 1e-6)),
+        step_ns=_step_ns(
+            [*kept.values()], rate, share, ceil(sync - 1e-6), pruned * profile.optimizer.scatter_s
+        ),
     )
 
 
-def _step_ns(sizes: Sequence[int], rate: float, share: int, sync_ns: int) -> int:
+def _gathered_s(profile: Profile, layer: str) -> float:
+    used = set(profile.graph.layer[layer].parameters)
+    return sum(profile.kept.counts.get(name, 0) for name in used) * profile.optimizer.gather_s
+
+
+def _step_ns(sizes: Sequence[int], rate: float, share: int, sync_ns: int, scattered_s: float) -> int:
     handed = 0 if share == 1 else (sync_ns + 1) // 2
-    return ceil(_most_elements(sizes, share) * rate * NS - 1e-6) + handed
+    return ceil((_most_elements(sizes, share) * rate + scattered_s) * NS - 1e-6) + handed
 
 
 def _most_elements(sizes: Sequence[int], share: int) -> int:
@@ -324,8 +334,11 @@ def _state(
     used = {name for layer in layers for name in graph.layer[layer].parameters}
     weights = [graph.parameter[name] for name in used]
     trained = [p for p in weights if p.trainable]
-    elements = _most_elements([prod(p.shape) for p in trained], share)
-    total = sum(p.bytes for p in weights) + sum(p.bytes for p in trained)
+    stay = {p.name: profile.kept.counts.get(p.name, prod(p.shape)) for p in trained}
+    elements = _most_elements([*stay.values()], share)
+    total = sum(p.bytes for p in weights) + sum(stay[p.name] * p.bytes // prod(p.shape) for p in trained)
+    pruned = [p for p in trained if p.name in profile.kept.counts]
+    total += sum(stay[p.name] * (p.bytes // prod(p.shape) + 4) for p in pruned)
     kept = elements * profile.optimizer.state_bytes_per_parameter
     kept += len(trained) * profile.optimizer.state_bytes_per_tensor
     total += step_bytes(profile, layers, key, losses=losses, copies=copies)

@@ -6,8 +6,10 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import prod
 
 from planner.cluster import Cluster
+from planner.kept import KeptEntries
 from planner.milp import Question, limits, solve_or_none
 from planner.plan import Plan
 from planner.profile import Profile, Seconds
@@ -54,6 +56,18 @@ def case(seed: int, families: Sequence[str] = FROZEN) -> Case:
     )
 
 
+def pruned(seed: int) -> Case:
+    """Questions as `case` asks them, where some layers keep a random share of their weights."""
+    rng, given = random.Random(f"{seed}/kept"), case(seed)
+    rows = [row for row in given.profile.graph.trained if prod(row.shape) > 1 and rng.random() < 0.8]
+    counts = {row.name: rng.randint(1, prod(row.shape) - 1) for row in rows}
+    rates = {name: rng.choice([0.0, 1e-11, 1e-9]) for name in RATES}
+    optimizer = replace(given.profile.optimizer, **rates)
+    costs = replace(given.profile, kept=KeptEntries(counts, share=0.5, even=False), optimizer=optimizer)
+    return replace(given, profile=costs)
+
+
+RATES = ("gather_seconds_per_parameter", "scatter_seconds_per_parameter")
 SEVERAL = ("zb-v", "interleaved", "chimera", "chimera-zb", "wave", "v-half", "v-min", "dualpipe-v", "overlap")
 
 

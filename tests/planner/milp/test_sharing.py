@@ -82,7 +82,43 @@ def test_an_old_profile_plans_as_it_did() -> None:
         assert all(stage.shard is None for stage in plan.stages)
 
 
+def _partly(known: Profile, memory: int, fix: dict[str, object]) -> bool:
+    try:
+        plan = solve(Question(profile=known, cluster=machines(memory), batch=8, fix=fix))
+    except Infeasible:
+        return False
+    assert violations(plan, profile=known, cluster=machines(memory)) == []
+    return any(stage.recompute_before for stage in plan.stages)
+
+
 @pytest.mark.parametrize("value", ["parameters:1", "parameters:x", "all"])
 def test_a_sharing_that_is_none_is_one_message(value: str) -> None:
     with pytest.raises(BadInput, match="shard is"):
         planned(2**30, {"shard": value})
+
+
+@pytest.mark.parametrize("family", ["zb-h1", "interleaved", "chimera"])
+def test_any_family_takes_replicas_that_share(family: str) -> None:
+    fix = {"data": 2, "pipeline": 2, "schedule": family, "shard": "parameters"}
+    plan = solve(Question(profile=COSTS, cluster=machines(2**30), batch=8, fix=fix))
+    assert violations(plan, profile=COSTS, cluster=machines(2**30)) == []
+    assert {stage.shard for stage in plan.stages} == {StageShard(what="parameters")}
+
+
+def test_where_some_layers_recompute_replicas_may_share_too() -> None:
+    blocks = [
+        Block(
+            forward=10**6,
+            input_grad=10**6,
+            weight_grad=10**6,
+            out=MIB,
+            own=4 * MIB,
+            weight=MIB,
+            reads=(k - 1,),
+        )
+        for k in range(8)
+    ]
+    made = profile(blocks)
+    known = replace(made, optimizer=replace(made.optimizer, by_element=True))
+    fix = {"data": 2, "pipeline": 2, "schedule": "1f1b", "shard": "parameters"}
+    assert _partly(known, 54 * MIB, fix)

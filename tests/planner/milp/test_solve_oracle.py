@@ -17,11 +17,12 @@ from tests.planner.milp.random_cases import (
     differences,
     in_own_order,
     low_limits,
+    pruned,
     unasked,
 )
 
 FAMILIES = ("1f1b", "gpipe", "chimera", "zb-h1", "zb-v", "interleaved", "chimera-zb", "wave", "v-min")
-SEEDS, PACKED, UNASKED, BRANCHED = 24, 8, 6, 12  # `benchmarks.oracle` asks two thousand
+SEEDS, PACKED, UNASKED, BRANCHED, PRUNED = 24, 8, 6, 12, 10  # `benchmarks.oracle` asks two thousand
 SOLVED, PACKED_SOLVED = 40, 16  # without the search over every cut
 
 
@@ -37,6 +38,14 @@ def solved(seed: int) -> Plan | None:
 @pytest.mark.parametrize("seed", numbers(SEEDS))
 def test_no_cut_of_any_shape_is_faster_than_the_plan(seed: int) -> None:
     assert differences(small(seed), solved(seed)) == []
+
+
+@pytest.mark.parametrize("seed", numbers(PRUNED))
+def test_no_plan_of_a_pruned_model_is_faster_and_each_one_holds(seed: int) -> None:
+    given = pruned(seed)
+    plan = answer(given)
+    assert differences(given, plan) == []
+    assert plan is None or (plan.kept is not None) == bool(given.profile.kept.counts)
 
 
 @cache

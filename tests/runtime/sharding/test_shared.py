@@ -60,3 +60,24 @@ def test_pipes_rows_and_recomputation_make_no_difference(sharing: str, pool: Poo
     assert pair(pool, tmp_path / "a", HERE + "branches.py", {"double": "True"}, sharing, **shape) <= 1e-12
     rows: dict[str, object] = {"family": "1f1b", "workers": 1, "micros": 2, "data": 4, "recompute": [0]}
     assert pair(pool, tmp_path / "b", HERE + "branches.py", {"double": "True"}, sharing, 2, **rows) <= 1e-12
+
+
+ORDERS: dict[str, dict[str, object]] = {
+    "zb-h1": {"family": "zb-h1", "workers": 2, "micros": 4, "data": 2},
+    "zb-h1 whose W walks": {"family": "zb-h1", "workers": 2, "micros": 3, "data": 2},
+    "interleaved": {"family": "interleaved", "workers": 2, "micros": 2, "data": 2},
+    "chimera of two pairs": {"family": "chimera", "workers": 4, "micros": 4, "data": 2, "pairs": 2},
+    "a part recomputed": {
+        "family": "1f1b", "workers": 1, "micros": 2, "data": 2, "recompute": [0], "recompute_first": 3,
+    },
+    "rolling": {"family": "1f1b", "workers": 2, "micros": 3, "data": 2, "update": "rolling"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("sharing", SHARED)
+@pytest.mark.parametrize("name", ORDERS)
+def test_orders_make_no_difference(name: str, sharing: str, pool: Pool, tmp_path: Path) -> None:
+    file = "walking.py" if "walks" in name else "branches.py"
+    arguments = {} if "walks" in name else {"double": "True"}
+    found = pair(pool, tmp_path, HERE + file, arguments, sharing, **ORDERS[name])
+    assert found <= (1e-6 if "walks" in name else 1e-12)

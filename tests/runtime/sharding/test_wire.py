@@ -43,6 +43,31 @@ def test_bytes_at_the_wire_are_those_of_the_closed_forms(
     assert whole <= sum(sent) <= whole + padding, (sent, whole)
 
 
+@pytest.mark.parametrize("sharing", ["gradients", "parameters"])
+@pytest.mark.parametrize("name", ["zb-h1", "walks", "a part", "all"])
+def test_halves_and_recomputation_send_what_the_closed_forms_say(
+    name: str, sharing: str, pool: Pool, tmp_path: Path
+) -> None:
+    """An input half gathers and a weight half sums, a recomputed layer is gathered once more; nowhere to walk to, the
+    weight half does all."""
+    micros, ranks, again = 3, 2, name in ("a part", "all")
+    file, arguments = (HERE + "walking.py", {}) if name == "walks" else (MLP, LAYERS)
+    shape: dict[str, object] = {"family": "1f1b", "recompute": [0]} if again else {"family": "zb-h1"}
+    shape |= {"workers": 1, "micros": micros, "data": ranks, "sharing": sharing}
+    plan = plan_of(file, arguments, recompute_first=3 if name == "a part" else 0, **shape)
+    model = Model(plan, *captured_of(file, arguments, 2))
+    paths, _ = prepare(model, tmp_path / "run", job_of(plan, 1, {}))
+    sent = sum(pool.run("tests.runtime.sharding.wire:sent", ranks, folder=str(paths.root)))
+    graph, early = model.captured.graph, set(plan.stages[0].layers[:3])
+    every = sum(row.bytes for row in graph.parameters)
+    redone = every if name == "all" else sum(r.bytes for r in graph.parameters if set(r.users) <= early)
+    times = (micros + 1) * every
+    if sharing == "parameters":
+        times = 3 * micros * every + (micros * redone if again else 0)
+    padding = 4 * 16 * ranks * 4 * micros * ranks
+    assert times * (ranks - 1) <= sent <= times * (ranks - 1) + padding, (sent, times)
+
+
 def states(folder: Path) -> dict[str, torch.Tensor]:
     found = Checkpoint.open(complete(folder / "checkpoints")[-1])
     names = {key.removeprefix("model/") for key in (*found.files, *found.pieces) if key.startswith("model/")}
@@ -96,11 +121,6 @@ WRONG: dict[str, tuple[Callable[[], Plan], str]] = {
     "pipes": (lambda: mlp(family="chimera", workers=2, sharing="parameters", ranks=4), "among 4 ranks"),
     "no divisor": (lambda: mlp(data=4, sharing="gradients", ranks=3), "3 ranks, but the stage has 4"),
     "one replica": (lambda: mlp(data=1, sharing="parameters"), "1 ranks, but the stage has 1"),
-    "split": (lambda: mlp(family="zb-h1", workers=2, sharing="parameters"), "split in two"),
-    "a part": (
-        lambda: mlp(sharing="parameters", recompute=[0], recompute_first=2),
-        "inside of a recomputed part",
-    ),
     "no unit": (lambda: mlp(sharing="parameters", unit="blocks.*"), "which no layer is part of"),
     "compiled": (
         lambda: mlp(sharing="parameters").model_copy(update={"execution": "compiled"}),

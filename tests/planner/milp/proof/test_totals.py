@@ -19,7 +19,7 @@ from planner.milp.proof.boxes import ROUNDING
 from planner.milp.proof.feasible import every_cut, quieted, windows
 from planner.milp.proof.separable import SeparableRows
 from planner.milp.proof.totals import TotalsBound, _hops_to
-from planner.milp.proof.weights import weigh
+from planner.milp.proof.weights import PathRows, weigh
 from planner.profile import Profile, Seconds
 from planner.schedule import FAMILIES, Kind, generate
 from tests.draws import part
@@ -151,6 +151,21 @@ def test_no_cut_is_faster_than_any_row_as_a_sum_over_its_boundaries(seed: int) -
         for view, own in views(problem):
             if len(own):
                 _rows_hold(view, own)
+
+
+@pytest.mark.parametrize("seed", part(range(2 * SEEDS), 2 * DRAWN))
+def test_paths_learnt_before_refuse_no_cut_that_is_as_fast_as_allowed(seed: int) -> None:
+    given = space(seed) if seed < SEEDS else branched(seed)
+    for problem in posed(given, seed):
+        every, paths, random_ = cuts(problem), PathRows(problem), np.random.default_rng(seed)
+        times = problem.times(every)
+        for _ in range(8 if len(every) else 0):
+            some = random_.integers(0, len(every), 16)
+            allowed = random_.choice(times, 16) + random_.choice([-1.0, 0.0, 0.5], 16)
+            took = paths.times(every[some], allowed)
+            assert ((took < allowed) == (times[some] < allowed)).all(), str(problem.shape)
+            assert (took <= times[some]).all()
+            assert (took == times[some])[took < allowed].all()
 
 
 def _rows_hold(problem: CutProblem, every: IntArray) -> None:
