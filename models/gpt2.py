@@ -26,6 +26,8 @@ SIZES = {
     "xl": Shape(layers=48, width=1600, heads=25),
     # The GPT-2 of Chimera (Li and Hoefler, 2021): 1,389,327,360 parameters, the head on its own.
     "chimera": Shape(layers=64, width=1280, heads=20, tied=False),
+    # GPT-3 (Brown et al., 2020) of 2.7 billion parameters.
+    "2.7b": Shape(layers=32, width=2560, heads=32, positions=2048),
     # GPT-3 (Brown et al., 2020), with dense attention in every layer.
     "175b": Shape(layers=96, width=12288, heads=96, positions=2048),
 }

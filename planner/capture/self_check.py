@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -219,14 +219,20 @@ def _own_step(watched: _Watched, given: Pair, step: int) -> list[Tensor]:
     return made
 
 
+def _built(build: Callable[[], nn.Module], mode: FakeTensorMode) -> nn.Module:
+    """Returns the module on fake tensors if its code can build it so, else for real."""
+    with suppress(BadInput), mode:
+        return build()
+    return build()
+
+
 def _on_fake_tensors(
     captured: Captured, build: Callable[[], nn.Module], batch: Batch, loss: Loss, where: str, large: str
 ) -> str:
     """Runs forward passes on fake tensors, and refuses what they leave to each other; returns what was not compared."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     try:
-        with mode:
-            module = build()
+        module = _built(build, mode)
         if not any(isinstance(x, FakeTensor) for x in module.parameters()):
             with mode, FakeCopyMode(mode):
                 module = copy.deepcopy(module)

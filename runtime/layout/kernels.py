@@ -78,7 +78,12 @@ def _reshape(call: LocalCall, arguments: Arguments) -> Tensor:
 
 
 def _expand(call: LocalCall, arguments: Arguments) -> Tensor:
-    return _tensor(arguments, "self").expand(call.shape())
+    before, after = call.placed.inputs["self"].shape, call.placed.operation.outputs[0]
+    old = (*(0,) * (len(after) - len(before)), *before)
+    sizes = [-1 if a == b else n for a, b, n in zip(old, after, call.shape(), strict=True)]
+    return _tensor(arguments, "self").expand(
+        sizes
+    )  # what is not repeated stays, as many samples as there are
 
 
 def _split(call: LocalCall, arguments: Arguments) -> list[Tensor]:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from planner.capture import Captured, capture, check_training, self_check
 from planner.capture.stage_modules import whole
 from planner.errors import BadInput
+from planner.workload import Workload
 from tests.draws import SEED
 from tests.planner.capture.constructs import EQUAL, LOSSES, OPAQUE, REFUSED
 
@@ -92,6 +93,23 @@ def test_a_large_model_runs_on_fake_tensors_and_that_is_said(
     module = EQUAL[name]()
     captured = capture(module, batch, F.mse_loss)
     assert "fake tensors only, so that no values" in check_training(captured, module, batch, F.mse_loss)
+
+
+def test_a_large_model_that_reads_numbers_while_it_is_built_is_built_for_real(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def build() -> nn.Module:
+        rates = [float(x) for x in torch.linspace(0, 0.1, 2)]  # as vision models do for their dropped paths
+        return nn.Sequential(nn.Linear(4, 4), nn.Dropout(rates[1]), nn.Linear(4, 3))
+
+    monkeypatch.setattr(self_check, "LARGEST_BYTES", -1)
+    workload = Workload(
+        name="mine",
+        where="mine.py",
+        arguments={},
+        functions={"build": build, "batch": batch, "loss": F.mse_loss},
+    )
+    assert "fake tensors only" in check_training(capture(workload), workload)
 
 
 @pytest.mark.parametrize("name", DRAWN.sample([x for x in REFUSED if x not in UNSEEN and x not in OPAQUE], 8))

@@ -163,7 +163,11 @@ def test_q_k_and_v_of_one_input_share_one_sum() -> None:
             NoRule,
             r"48 columns in 3 parts do not fit the aten.scaled_dot_product_attention of \(2, 4, 8, 4\)",
         ),
-        ({"blocks.*.attention": "columns"}, BadInput, r"factor 'columns' .*allowed: heads, hidden, out, in"),
+        (
+            {"blocks.*.attention": "columns"},
+            BadInput,
+            r"factor 'columns' .*allowed: heads, hidden, ulysses, out, in",
+        ),
         ({"norm": "vocabulary"}, BadInput, r"no operation of 'norm' has the factor 'vocabulary'"),
         ({"block.*": "heads"}, BadInput, r"no module 'block.\*' .*allowed: token, position"),
         (
