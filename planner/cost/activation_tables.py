@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -20,10 +19,9 @@ from planner.cost.shared_weights import (
     weighing,
 )
 from planner.cost.stage_bytes import LEAF_BYTES, LOOK_BYTES
+from planner.cost.unit_tables import EarlyGradient, above_saved, over_layers, over_layers_waiting
 from planner.model import ModelGraph
 from planner.profile import LayerCost, storages
-
-_NO_LAYER = -(1 << 62)  # bytes; less than any layer of an interval takes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +72,25 @@ class Walking:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class Working:
+    """The bytes while each layer of a stage runs, from which its workspace follows."""
+
+    entered: IntArray  # [i, j] what came in and what is told, less what is saved
+    during: IntArray  # [i, layer]
+    waits: Sequence[tuple[int, IntArray]]
+    early: Sequence[EarlyGradient]
+
+    def most(self, more: IntArray) -> IntArray:
+        """Returns [i, j] the bytes on top of what is saved at the moment of the highest use.
+
+        Args: `more` [i, layer] are there besides while a layer runs, in a stage from layer i on.
+        """
+        return above_saved(
+            self.entered + over_layers_waiting(self.during + more, self.waits, self.early), LOOK_BYTES
+        )
+
+
 def moving(
     graph: ModelGraph,
     costs: Sequence[LayerCost],
@@ -81,8 +98,8 @@ def moving(
     *,
     saved: IntArray,
     entered: IntArray,
-) -> tuple[Moving, Walking]:
-    """Returns the tables of StageBytes that follow from Values and costs, and those of stages that walk.
+) -> tuple[Moving, Walking, Working]:
+    """Returns the tables of StageBytes that follow from Values and costs, those of stages that walk, and working bytes.
 
     Args: `costs` has one row a layer, `size_of` the bytes of every Value. `saved` and `entered` are `[i, j]` as in
         Tables.
@@ -98,13 +115,14 @@ def moving(
     told = np.zeros(len(held), np.int64)
     told[-1] = sum(size_of[name] for name in graph.layers[-1].outputs)
     waits, early = waiting_from(reused(graph), len(costs)), _early(graph, size_of)
-    workspace = _on_top(entered + told + _over_layers_waiting(during, waits, early) - saved, LOOK_BYTES)
-    halved = entered + told + held + _over_layers(during - held[1:], early)
-    weighed = _over_layers(np.broadcast_to(held[1:] + work, during.shape)) - held
+    working = Working(entered + told - saved, during, waits, early)
+    workspace = working.most(np.zeros_like(during))
+    halved = entered + told + held + over_layers(during - held[1:], early)
+    weighed = over_layers(np.broadcast_to(held[1:] + work, during.shape)) - held
     stored = HalvesBytes(
         held=np.triu(held - held[:, None], 1),
-        splitting=_on_top(halved - saved - workspace),
-        weighing=_on_top(weighed - workspace),
+        splitting=above_saved(halved - saved - workspace),
+        weighing=above_saved(weighed - workspace),
     )
     walks = _sums([cost.walks for cost in costs])
     stages = np.triu(walks > walks[:, None], 1)
@@ -112,21 +130,25 @@ def moving(
     if stages.any():
         walked = _walked(graph, costs, size_of, saved, returning, told, on_top, workspace, early)
     walking = Walking(stages=stages, halves=walked)
-    return Moving(
-        **vars(walking.chosen(stored)),
-        workspace=workspace,
-        shared=shared,
-        arriving=arriving - near,
-        near=near,
-        crossing=np.triu(crossing, 1),
-        sent=sent - handed,
-        handed=handed,
-        following=following,
-        carried=carried,
-        returning=returning - back,
-        back=back,
-        far=far,
-    ), walking
+    return (
+        Moving(
+            **vars(walking.chosen(stored)),
+            workspace=workspace,
+            shared=shared,
+            arriving=arriving - near,
+            near=near,
+            crossing=np.triu(crossing, 1),
+            sent=sent - handed,
+            handed=handed,
+            following=following,
+            carried=carried,
+            returning=returning - back,
+            back=back,
+            far=far,
+        ),
+        walking,
+        working,
+    )
 
 
 def _walked(
@@ -138,22 +160,22 @@ def _walked(
     told: IntArray,
     on_top: IntArray,
     workspace: IntArray,
-    pending: Sequence[_Early],
+    pending: Sequence[EarlyGradient],
 ) -> HalvesBytes:
     made, reuses, count = arriving_at_made(graph, size_of), reused(graph), len(costs)
     walked = _sums([cost.walked_bytes + more for cost, more in zip(costs, made, strict=True)])
     last, entered = _after_weights(graph), _differentiable(graph)
-    first, second = told + _over_layers(on_top - walked[1:], pending) + walked, told + _over_layers(on_top)
+    first, second = told + over_layers(on_top - walked[1:], pending) + walked, told + over_layers(on_top)
     below = np.take_along_axis(saved, np.broadcast_to(last, saved.shape), 1)
     below[last[None, :] <= np.arange(len(last))[:, None]] = 0
     soon = early_table(reuses, count)
     below += walked - walked[:, None] + soon
-    at_once = _over_layers_waiting(np.zeros_like(on_top), waiting_from(reuses, count))
+    at_once = over_layers_waiting(np.zeros_like(on_top), waiting_from(reuses, count))
     at_end = summed_tables([*reuses, *reused_values(graph, size_of)], count)
     return HalvesBytes(
         held=np.triu(LEAF_BYTES + np.where(entered, below, saved + returning + told), 1),
-        splitting=_on_top(LEAF_BYTES + np.where(entered, first + 2 * soon, second) - workspace),
-        weighing=_on_top(second + np.where(entered, at_end, at_once) - workspace),
+        splitting=above_saved(LEAF_BYTES + np.where(entered, first + 2 * soon, second) - workspace),
+        weighing=above_saved(second + np.where(entered, at_end, at_once) - workspace),
     )
 
 
@@ -180,64 +202,15 @@ def _sums(amounts: Sequence[int]) -> IntArray:
     return found
 
 
-class _Early(NamedTuple):
-    """The gradient by a late reader of a Value that enters: there while earlier layers run backwards, and once more
-    while it is added to that of an earlier reader.
-    """
-
-    made: int
-    before: int  # the reader before, or where it was made
-    reader: int
-    bytes: int
-
-    def add_to(self, amounts: IntArray) -> None:
-        """Adds the gradient to amounts `[i, layer]`, for stages that start at i and hold the reader."""
-        first = self.made + 1
-        at, layers = np.arange(first, self.reader)[:, None], np.arange(self.before, self.reader)[None, :]
-        more = np.where(layers == self.before, 2 if self.before > self.made else 1, 1) * self.bytes
-        amounts[first : self.reader, self.before : self.reader] += np.where(layers >= at, more, 0)
-
-
-def _early(graph: ModelGraph, size_of: Mapping[str, int]) -> list[_Early]:
+def _early(graph: ModelGraph, size_of: Mapping[str, int]) -> list[EarlyGradient]:
     found = []
     for value in graph.values:
         if value.producer and value.needs_grad:
             made = graph.index[value.producer]
             users = sorted(graph.index[name] for name in set(value.consumers))
             pairs = zip([made, *users], users, strict=False)
-            found += [_Early(made, a, b, size_of[value.name]) for a, b in pairs if b > made + 1]
+            found += [EarlyGradient(made, a, b, size_of[value.name]) for a, b in pairs if b > made + 1]
     return sorted(found, key=lambda each: each.reader)
-
-
-def _over_layers(amounts: IntArray, early: Sequence[_Early] = ()) -> IntArray:
-    """Returns `[i, j]`, the most of amounts[i, l] over the layers l of a stage; 0 where there are no layers."""
-    count, left = len(amounts), list(reversed(early))
-    table: IntArray = np.zeros((count + 1, count + 1), np.int64)
-    amounts = np.where(np.tri(count, k=-1, dtype=np.bool_), _NO_LAYER, amounts)
-    most = np.full(count, _NO_LAYER)
-    for j in range(1, count + 1):
-        since = j - 1
-        while left and left[-1].reader == j - 1:
-            since = min(since, left[-1].before)
-            left.pop().add_to(amounts)
-        most[:j] = np.maximum(most[:j], amounts[:j, since:j].max(1))
-        table[:j, j] = most[:j]
-    return table
-
-
-def _over_layers_waiting(
-    amounts: IntArray, waits: Sequence[tuple[int, IntArray]], early: Sequence[_Early] = ()
-) -> IntArray:
-    """Returns `_over_layers` with what waits while a layer runs, which depends on where the stage ends."""
-    table = _over_layers(amounts, early)
-    for end, more in waits:
-        table[:, end:] = _over_layers(amounts + more, early)[:, end:]
-    return table
-
-
-def _on_top(amounts: IntArray, least: int = 0) -> IntArray:
-    """Returns the amounts, at least `least`, of stages that have layers; 0 elsewhere."""
-    return np.triu(np.maximum(amounts, least), 1)
 
 
 def _messages(

@@ -15,7 +15,7 @@ from math import prod
 import numpy as np
 
 from planner.arrays import NS_PER_S, BoolArray, IntArray
-from planner.cost.activation_tables import Moving, Walking, moving
+from planner.cost.activation_tables import Moving, Walking, Working, moving
 from planner.cost.messages import Edges, Talk, edges
 from planner.cost.shared_weights import Rectangles, dropped, largest_of, whole_elements
 from planner.cost.unit_tables import UnitTables, unit_tables
@@ -57,6 +57,7 @@ class Tables:
     )
     moving: Moving
     walking: Walking
+    working: Working
     edges: Edges
     state_bytes_per_element: float
     state_bytes_per_tensor: float
@@ -88,6 +89,12 @@ class Tables:
     def units(self) -> UnitTables:
         """Returns the bytes of units whose parameters are gathered together."""
         return unit_tables(self.graph)
+
+    @cached_property
+    def with_units(self) -> Mapping[str, IntArray]:
+        """Returns [i, j] the workspace of stages whose replicas share `gradients` or `parameters`."""
+        at = {"gradients": self.units.summed, "parameters": self.units.gathered}
+        return {what: self.working.most(found) for what, found in at.items()}
 
     @cached_property
     def typical_crossing_bytes(self) -> int:
@@ -159,7 +166,7 @@ def tables(
     graph, kept = profile.graph, profile.kept.counts
     saved, entered, leaving = _values(graph, costs, size_of)
     parameters, gradients, tied, elements, trained, scattered = _parameters(graph, kept)
-    moved, walking = moving(graph, costs, size_of, saved=saved, entered=entered)
+    moved, walking, working = moving(graph, costs, size_of, saved=saved, entered=entered)
     return Tables(
         graph=graph,
         setting=setting,
@@ -184,6 +191,7 @@ def tables(
         dropped=largest_of(graph, {name: dropped(graph, kept, name) for name in kept}),
         moving=moved,
         walking=walking,
+        working=working,
         edges=edges(graph, size_of),
         state_bytes_per_element=profile.optimizer.state_bytes_per_parameter,
         state_bytes_per_tensor=profile.optimizer.state_bytes_per_tensor,

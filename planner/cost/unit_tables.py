@@ -1,11 +1,12 @@
 """Units of a model's layers, whose parameters replicas gather, let go and sum together: their bytes in any stage.
 
 Tables over intervals [i, j) of layers, each a candidate stage. A parameter that layers of several units use is a unit
-of its own, which stays gathered from its first use to its last one.
+of its own, which stays gathered from its first use to its last one. Here too is how bytes of layers become a table.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,8 +22,8 @@ class UnitTables(NamedTuple):
     of_layer: IntArray  # [layer] number of its unit
     bytes: IntArray  # [unit] of the parameters that it alone uses
     share: FloatArray  # [layer] of its unit's bytes
-    pair: IntArray  # [i, j] the most bytes of two neighbouring units within the stage
-    wide: IntArray  # [i, j] bytes of parameters that several units within the stage use
+    summed: IntArray  # [i, layer] of gradients, while a layer of a stage from i on runs
+    gathered: IntArray  # [i, layer] of parameters and gradients, where both are shared
 
 
 def unit_tables(graph: ModelGraph) -> UnitTables:
@@ -44,29 +45,84 @@ def unit_tables(graph: ModelGraph) -> UnitTables:
             own[users[0]] += row.bytes
     sizes = np.bincount(of_layer, own, len(number)).astype(np.int64)
     share = own / np.maximum(sizes[of_layer], 1)
-    return UnitTables(of_layer, sizes, share, _pairs(own, of_layer), _wide(several, of_layer))
+    here = np.array([_of_stage(own, of_layer, i) for i in range(count)]).reshape(count, 3, count)
+    own_unit, before, after = here[:, 0], here[:, 1], here[:, 2]
+    kept, added = _of_several(several, count)
+    return UnitTables(
+        of_layer,
+        sizes,
+        share,
+        own_unit + after + added,
+        2 * own_unit + np.maximum(before, after) + kept + added,
+    )
 
 
-def _pairs(own: IntArray, of_layer: IntArray) -> IntArray:
-    count = len(own)
-    out: IntArray = np.zeros((count + 1, count + 1), np.int64)
-    for i in range(count):
-        before = now = most = 0
-        for j in range(i, count):
-            if j > i and of_layer[j] != of_layer[j - 1]:
-                before, now = now, 0
-            now += int(own[j])
-            most = max(most, before + now)
-            out[i, j + 1] = most
-    return out
+def _of_stage(own: IntArray, of_layer: IntArray, first: int) -> IntArray:
+    """Returns [3, layer]: the bytes of each layer's unit in a stage from a layer on, of the unit before and after."""
+    here = np.where(np.arange(len(own)) >= first, own, 0)
+    sizes = np.bincount(of_layer, here, int(of_layer[-1]) + 1).astype(np.int64)
+    padded = np.concatenate([[0], sizes, [0]])
+    return np.array([padded[of_layer + 1], padded[of_layer], padded[of_layer + 2]])
 
 
-def _wide(several: list[tuple[list[int], int]], of_layer: IntArray) -> IntArray:
-    count = len(of_layer)
-    out: IntArray = np.zeros((count + 1, count + 1), np.int64)
+def _of_several(several: list[tuple[list[int], int]], count: int) -> tuple[IntArray, IntArray]:
+    """Returns [i, layer] the bytes of parameters of several units between their uses, and of their gradients at last."""
+    kept, added = np.zeros((count, count), np.int64), np.zeros((count, count), np.int64)
     for users, size in several:
-        for i in range(count):
-            end = next((user for user in users if user >= i), None)
-            if end is not None:
-                out[i, end + 1 :] += size
-    return out
+        for i in range(users[-1] + 1):
+            begins = next(user for user in users if user >= i)
+            kept[i, begins : users[-1] + 1] += size
+            added[i, begins] += size
+    return kept, added
+
+
+_NO_LAYER = -(1 << 62)  # bytes; less than any layer of an interval takes
+
+
+class EarlyGradient(NamedTuple):
+    """The gradient by a late reader of a Value that enters: there while earlier layers run backwards, and once more
+    while it is added to that of an earlier reader.
+    """
+
+    made: int
+    before: int  # the reader before, or where it was made
+    reader: int
+    bytes: int
+
+    def add_to(self, amounts: IntArray) -> None:
+        """Adds the gradient to amounts `[i, layer]`, for stages that start at i and hold the reader."""
+        first = self.made + 1
+        at, layers = np.arange(first, self.reader)[:, None], np.arange(self.before, self.reader)[None, :]
+        more = np.where(layers == self.before, 2 if self.before > self.made else 1, 1) * self.bytes
+        amounts[first : self.reader, self.before : self.reader] += np.where(layers >= at, more, 0)
+
+
+def over_layers(amounts: IntArray, early: Sequence[EarlyGradient] = ()) -> IntArray:
+    """Returns `[i, j]`, the most of amounts[i, l] over the layers l of a stage; 0 where there are no layers."""
+    count, left = len(amounts), list(reversed(early))
+    table: IntArray = np.zeros((count + 1, count + 1), np.int64)
+    amounts = np.where(np.tri(count, k=-1, dtype=np.bool_), _NO_LAYER, amounts)
+    most = np.full(count, _NO_LAYER)
+    for j in range(1, count + 1):
+        since = j - 1
+        while left and left[-1].reader == j - 1:
+            since = min(since, left[-1].before)
+            left.pop().add_to(amounts)
+        most[:j] = np.maximum(most[:j], amounts[:j, since:j].max(1))
+        table[:j, j] = most[:j]
+    return table
+
+
+def over_layers_waiting(
+    amounts: IntArray, waits: Sequence[tuple[int, IntArray]], early: Sequence[EarlyGradient] = ()
+) -> IntArray:
+    """Returns `over_layers` with what waits while a layer runs, which depends on where the stage ends."""
+    table = over_layers(amounts, early)
+    for end, more in waits:
+        table[:, end:] = over_layers(amounts + more, early)[:, end:]
+    return table
+
+
+def above_saved(amounts: IntArray, least: int = 0) -> IntArray:
+    """Returns the amounts, at least `least`, of stages that have layers; 0 elsewhere."""
+    return np.triu(np.maximum(amounts, least), 1)

@@ -5,9 +5,9 @@ whose parameters are gathered before a unit runs and let go behind it. Start at 
 then `stages.py` (units of a stage as its graph runs). Which stage shares what is decided in the plan.
 """
 
-from runtime.sharding.flats import Load, SharedFlat, flats_of, stand_in
+from runtime.sharding.flats import Load, SharedFlat, flats_of
 from runtime.sharding.stages import RankUnits, StageUnits
-from runtime.sharding.wires import shared_buckets
+from runtime.sharding.wires import shared_buckets, stand_in
 
 __all__ = [
     "Load",

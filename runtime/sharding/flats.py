@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -21,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from runtime.sharding.wires import Wait, Wires, scatter_sum
+from runtime.sharding.wires import Wires, scatter_sum, stand_in
 from runtime.update import AnyFlat, Bucket, Flat, OwnPart, add_up
 from runtime.world import World
 
@@ -35,15 +36,6 @@ class Load(Protocol):
     def region(self, name: str, start: int, stop: int) -> Tensor: ...  # elements of a tensor laid flat
 
 
-def stand_in(parameter: Tensor, device: torch.device | None = None) -> Tensor:
-    """Returns what stands for a parameter while no rank of this process holds it: its shape, and NaN for every number.
-
-    Args: `parameter` has shape and type; the `device` is the parameter's where it is not given.
-    """
-    where = device or parameter.device
-    return torch.full((), torch.nan, dtype=parameter.dtype, device=where).expand(parameter.shape)
-
-
 @dataclass(eq=False)
 class FlatUnit:
     """The parameters of a bucket that are gathered and summed together, as they are just now on this rank."""
@@ -53,7 +45,7 @@ class FlatUnit:
     part: int  # elements of each rank
     offset: int  # of this rank's part, in its buffers
     whole: Tensor | None = None  # all parts, padded; kept where parameters are not shared
-    coming: Wait | None = None  # what waits for `whole`
+    coming: Future[None] | None = None  # until `whole` is there
     grads: Tensor | None = None  # gradients of the backward at hand
     arrived: Counter[str] = field(default_factory=Counter)  # gradients since the last sum
 
@@ -96,7 +88,7 @@ class SharedFlat:
         self.owed = set[str]()  # parameters whose gradients are all worked out by weight halves
         # whether an input half runs, whose few gradients wait for those of the weight half
         self.in_half = False
-        self._sending: Wait | None = None
+        self._sending: Future[None] | None = None
         self._pieces = [piece for unit in self.units for piece in self._cut(unit, region)]
         for name, parameter in self.parameters.items():
             parameter.grad = None
@@ -209,25 +201,31 @@ class SharedFlat:
             unit.arrived[name] = max(0, unit.arrived[name] - self.uses[name])
             self.parameters[name].grad = None
         self.on_summed(unit)
-        self._settle()
+        self.settle()
         own = self.grads[unit.offset : unit.offset + unit.part]
         self._sending = self._wires.launch(self._row, partial(scatter_sum, grads, own, self._row))
 
-    def _settle(self) -> None:
+    @property
+    def sends(self) -> bool:
+        """Returns whether gradients of a unit are on their way; until they are, they take memory."""
+        return self._sending is not None and not self._sending.done()
+
+    def settle(self) -> None:
+        """Waits until no gradients of a unit are on their way."""
         if self._sending is not None:
-            self._sending()
+            self._sending.result()
             self._sending = None
 
-    def complete(self) -> Wait:
+    def complete(self) -> Callable[[], object]:
         """Starts what is left of a step's sums, and returns what waits for it."""
         for unit in self.units:
             if unit.grads is not None or any(self.parameters[name].grad is not None for name in unit.names):
                 self._sum(unit)
             unit.arrived.clear()
-        self._settle()
+        self.settle()
         if self._column is None:
             return lambda: None
-        return self._wires.launch(self._column, partial(add_up, self.grads, self._column))
+        return self._wires.launch(self._column, partial(add_up, self.grads, self._column)).result
 
     def gather_updated(self) -> None:
         """Gets what other ranks have updated; where parameters are let go, their next use gets it."""
@@ -235,9 +233,11 @@ class SharedFlat:
             return
         for unit in self.units:
             assert unit.whole is not None
-            self._launch(unit, unit.whole)()  # one after the other: each holds a copy of its part meanwhile
+            self._launch(
+                unit, unit.whole
+            ).result()  # one after the other: each holds a copy of its part meanwhile
 
-    def _launch(self, unit: FlatUnit, whole: Tensor) -> Wait:
+    def _launch(self, unit: FlatUnit, whole: Tensor) -> Future[None]:
         part = self.own_part(unit) if self.lets_go else self.own_part(unit).clone()
         parts = list(torch.split(whole, unit.part))
         return self._wires.launch(self._row, partial(dist.all_gather, parts, part, group=self._row))
@@ -253,7 +253,7 @@ class SharedFlat:
         self.gather(unit)
         assert unit.whole is not None
         if unit.coming is not None:
-            unit.coming()
+            unit.coming.result()
             unit.coming = None
             for name, (start, end) in unit.ranges.items():
                 self.parameters[name].data = unit.whole[start:end].view(self.parameters[name].shape)
@@ -264,7 +264,7 @@ class SharedFlat:
         if unit.whole is None:
             return
         if unit.coming is not None:
-            unit.coming()
+            unit.coming.result()
         unit.whole = unit.coming = None
         for name in unit.names:
             self.parameters[name].data = stand_in(self.parameters[name])

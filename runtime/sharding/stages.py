@@ -39,6 +39,7 @@ class StageUnits:
         Args: `rank` has the units of all stages of this rank; `flats` are those of the stage.
         """
         self._rank, self._used, self._flats, self._ahead = rank, set[int](), flats, False
+        self._asked = -1  # the position of a unit that is to be gathered once nothing is on its way
         spans = _spans(module, [flat for flat in flats if flat.lets_go])
         self._units = [(flat, unit) for flat, unit, _, _ in spans]
         self.gathers = bool(spans)
@@ -82,16 +83,38 @@ class StageUnits:
         if isinstance(kept, Tensor):
             return kept
         flat, unit = self._units[kept.position]
+        if unit.whole is None:
+            self._gather_asked()
+            flat.gather(unit)
         self._use(kept.position)
         return torch.as_strided(flat.have(unit), kept.size, kept.stride, kept.offset)
 
     def _use(self, position: int) -> None:
-        """Starts to gather the unit before the one that backward has come to."""
-        if self._ahead and position not in self._used:
+        """Asks for the unit before the one that backward has come to; it is gathered once nothing is on its way.
+
+        So at most a unit, its gradients, and either the next unit or gradients of the last one are there.
+        """
+        if not self._ahead:
+            return
+        if position not in self._used:
+            self._gather_asked()
             self._used.add(position)
-            if position > 0:
-                flat, unit = self._units[position - 1]
-                flat.gather(unit)
+            self._asked = position - 1
+        if self._asked >= 0 and not any(flat.sends for flat in self._flats):
+            self._gather_asked()
+
+    def _gather_asked(self) -> None:
+        """Starts to gather the unit that is asked for, once nothing is on its way.
+
+        Called before anything else is put on the wire, since what is on its way differs from rank to rank: what stands
+        on the wire then has the same order on all.
+        """
+        if self._asked >= 0:
+            for each in self._flats:
+                each.settle()
+            flat, unit = self._units[self._asked]
+            self._asked = -1
+            flat.gather(unit)
 
     @contextmanager
     def during(self, part: BackwardPart) -> Iterator[None]:
@@ -105,19 +128,21 @@ class StageUnits:
             flat.in_half = part == "input"
         try:
             yield
+            self._gather_asked()
         finally:
-            self._rank.running = None
+            self._rank.running, self._asked = None, -1
             for flat in self._flats:
                 flat.in_half = False
             for flat, unit in self._units:
                 flat.let_go(unit)
 
     def summed(self, unit: FlatUnit) -> None:
-        """Lets a unit go whose gradients are all there."""
+        """Lets a unit go whose gradients are all there, before their sum is put on the wire."""
         position = self._position.get(id(unit))
         if position is not None:
-            self._use(position)
             self._units[position][0].let_go(unit)
+            self._use(position)
+        self._gather_asked()
 
 
 class RankUnits:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from itertools import groupby
 
@@ -16,7 +17,6 @@ from runtime.update import Bucket, Line
 from runtime.world import RankMesh
 
 CHUNK = 2**18  # elements of a reduce-scatter at a time; twice as many are held meanwhile
-Wait = Callable[[], object]
 
 
 def shared_buckets(
@@ -72,14 +72,23 @@ class Wires:
             column = made if rank in ranks else column
         return mine, column
 
-    def launch(self, group: dist.ProcessGroup, run: Callable[[], object]) -> Wait:
-        """Queues work on a communicator, and returns what waits for it.
+    def launch(self, group: dist.ProcessGroup, run: Callable[[], object]) -> Future[None]:
+        """Queues work on a communicator, and returns what is done with it.
 
         Args: `run` is done after what was launched before, on a thread of its own.
         """
         if group not in self._lines:
             self._lines[group] = Line()
-        return self._lines[group].launch(run).result
+        return self._lines[group].launch(run)
+
+
+def stand_in(parameter: Tensor, device: torch.device | None = None) -> Tensor:
+    """Returns what stands for a parameter while no rank of this process holds it: its shape, and NaN for every number.
+
+    Args: `parameter` has shape and type; the `device` is the parameter's where it is not given.
+    """
+    where = device or parameter.device
+    return torch.full((), torch.nan, dtype=parameter.dtype, device=where).expand(parameter.shape)
 
 
 def scatter_sum(buffer: Tensor, own: Tensor, group: dist.ProcessGroup) -> None:

@@ -86,17 +86,6 @@ class Sizes:
     def _part(self, size: IntArray) -> IntArray:
         return -(-size // self.shape.ranks)
 
-    def unit_bytes(self, low: IntArray, high: IntArray) -> IntArray:
-        """Returns the bytes of units on top while an action runs: gathered ones, and gradients that are summed.
-
-        Two neighbouring units are gathered at a time, and the gradients of two are there: of one that comes to be, and
-        of the one before on its way.
-        """
-        units = self.tables.units
-        pair = units.pair[low, high]
-        both = {"": 0, "gradients": 1, "parameters": 2}[self.shape.held]
-        return both * pair + (units.wide[low, high] if both else 0)
-
     @cached_property
     def _throughout(self) -> tuple[int, int]:
         """Returns the losses of a pipe, and the copies of running statistics; of all stages where any may recompute."""
@@ -178,7 +167,7 @@ class Sizes:
         tables = self.tables
         parts = tables.moving_parts(low, high, again) | {"update": self.update_bytes(low, high)}
         if self.shape.held:
-            parts["workspace"] = parts["workspace"] + self.unit_bytes(low, high)
+            parts["workspace"] = tables.with_units[self.shape.held][low, high]
         parts["workspace"] = parts["workspace"] + tables.dropped[low, high]
         if self.order.owes:
             parts["saved"] = parts["saved"] + tables.owing[high] - tables.owing[low]

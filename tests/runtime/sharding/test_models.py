@@ -19,6 +19,7 @@ MODELS = {
     "unet3d": (HERE + "unet3d.py", {"size": "tiny"}),
     "lstm": (HERE + "lstm.py", {"size": "tiny"}),
     "llama": (HERE + "hf_llama.py", {}),
+    "t5": (HERE + "hf_t5.py", {}),
 }
 
 
@@ -30,3 +31,15 @@ def test_a_model_trains_alike(name: str, sharing: str, pool: Pool, tmp_path: Pat
     workload, arguments = MODELS[name]
     shape: dict[str, object] = {"family": "1f1b", "workers": 1, "micros": 1, "data": 2}
     assert pair(pool, tmp_path, workload, arguments, sharing, **shape) == 0.0
+
+
+@pytest.mark.parametrize("name", ["llama", "t5"])
+@pytest.mark.parametrize(("data", "ranks"), [(3, 3), (4, 4), (4, 2)])
+def test_more_replicas_and_copies_train_alike(
+    name: str, data: int, ranks: int, pool: Pool, tmp_path: Path
+) -> None:
+    """Sizes are no multiples of the ranks; of two copies the parts are summed in another order."""
+    shape: dict[str, object] = {"family": "1f1b", "workers": 1, "micros": 1, "data": data}
+    workload, arguments = MODELS[name]
+    apart = pair(pool, tmp_path, workload, arguments, "parameters", ranks, **shape)
+    assert apart <= (0.0 if data == ranks else 1e-6)

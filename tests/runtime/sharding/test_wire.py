@@ -141,8 +141,11 @@ def test_what_cannot_be_shared_is_one_message_of_verify_and_of_the_run(name: str
         prepare(Model(plan, workload, captured), tmp_path / "run", job_of(plan, 1, {}))
 
 
-def test_an_optimizer_that_needs_whole_parameters_is_refused_by_name(tmp_path: Path, pool: Pool) -> None:
-    file, arguments = HERE + "optimised.py", {"kind": "adafactor", "layers": "2", "width": "16"}
+@pytest.mark.parametrize("kind", ["adafactor", "lamb", "muon"])
+def test_an_optimizer_that_needs_whole_parameters_is_refused_by_name(
+    kind: str, tmp_path: Path, pool: Pool
+) -> None:
+    file, arguments = HERE + "optimised.py", {"kind": kind, "layers": "2", "width": "16"}
     workload, captured = captured_of(file, arguments, 2)
     shape: dict[str, object] = {
         "family": "1f1b",
@@ -152,7 +155,7 @@ def test_an_optimizer_that_needs_whole_parameters_is_refused_by_name(tmp_path: P
         "arguments": arguments,
     }
     plan = plan_for(captured.graph, file, sharing="parameters", **shape)  # type: ignore[arg-type]
-    with pytest.raises(BadPlan, match="Adafactor: updates parameters as wholes"):
+    with pytest.raises(BadPlan, match=f"(?i){kind}: updates parameters as wholes"):
         prepare(Model(plan, workload, captured), tmp_path / "run", job_of(plan, 1, {}))
     whole = run(pool, plan_for(captured.graph, file, **shape), tmp_path / "a", steps=2)  # type: ignore[arg-type]
     state = plan_for(captured.graph, file, sharing="state", **shape)  # type: ignore[arg-type]

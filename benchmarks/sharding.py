@@ -1,0 +1,443 @@
+"""Replicas that share gradients or parameters, beside torch's `fully_shard` and its sharded optimizer, in one run.
+
+All contenders live in the same processes, over the same gloo world, and take turns: GPT-2 of four blocks, the same
+weights, the same samples, AdamW. Wall clock and the process's own CPU clock are both kept, since ranks share cores.
+The most memory of a step is measured in processes of their own, one set for each contender.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from benchmarks.harness import Cell, Result, Table, above, main
+from planner.capture import Captured
+from planner.plan import Plan
+from planner.workload import Workload
+from runtime.execute import Resident
+from runtime.rank import Rank, RankOptions, assemble
+from runtime.runfolder import LOSS
+from runtime.sharding import SharedFlat
+from runtime.train import NoPulse
+from runtime.world import World
+from runtime.world import world as groups
+from tests.captures import captured_of
+from tests.runtime.plans import plan_for
+
+OURS = ("none", "state", "gradients", "parameters")
+FSDP, KEPT, ZERO = "fully_shard", "fully_shard, not resharded", "DDP and ZeroRedundancyOptimizer"
+PEERS = (FSDP, KEPT, ZERO)
+MICRO, BLOCKS, WIDTH, VOCAB, POSITIONS = 4, 4, 256, 1024, 128
+LEARNING_RATE = 1e-4
+MIB = 2**20
+STEP, PEAK, OPTIMIZER, EXPOSED = 0.9, 1.02, 0.1, 0.15  # aims
+WORKLOAD = f"""
+import torch
+from models.gpt2 import GPT2, Shape, loss
+
+__all__ = ["batch", "build", "loss", "optimizer"]
+
+
+def build():
+    torch.manual_seed(0)
+    return GPT2(Shape({BLOCKS}, {WIDTH}, 8, {POSITIONS}, {VOCAB}), 0.0)
+
+
+def batch(n):
+    tokens = torch.randint({VOCAB}, (n, {POSITIONS} + 1))
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+def optimizer(named_parameters):
+    return torch.optim.AdamW([p for _, p in named_parameters], lr={LEARNING_RATE}, foreach=False)
+"""
+
+
+class Weights:
+    """The weights that all contenders begin with."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._known = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+
+    def parameters(self, names: Sequence[str]) -> Mapping[str, Tensor]:
+        return {name: self._known[name].clone() for name in names}
+
+    def region(self, name: str, start: int, stop: int) -> Tensor:
+        return self._known[name].reshape(-1)[start:stop].clone()
+
+
+class Contender:
+    """One way to train: a step, and what its optimizer took of it."""
+
+    def __init__(self, step: Callable[[], float], optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self.step, self.updated_s = step, 0.0
+        for optimizer in optimizers:
+            optimizer.step = partial(self._timed, optimizer.step)  # type: ignore[method-assign]
+
+    def _timed(self, step: Callable[..., object], *given: Any) -> None:
+        start = time.thread_time()
+        step(*given)
+        self.updated_s += time.thread_time() - start
+
+
+def plan_of(file: str, captured: Captured, sharing: str, ranks: int) -> Plan:
+    return plan_for(
+        captured.graph,
+        file,
+        family="1f1b",
+        workers=1,
+        micros=1,
+        micro=MICRO,
+        data=ranks,
+        sharing="" if sharing == "none" else sharing,
+    )
+
+
+def rank_of(
+    file: str, workload: Workload, captured: Captured, sharing: str, world: World, weights: Weights
+) -> Rank:
+    return assemble(
+        plan_of(file, captured, sharing, world.size),
+        captured,
+        world,
+        make_optimizer=workload.optimizer,
+        lr_schedule=workload.lr_schedule,
+        load=weights,
+        options=RankOptions(),
+        pulse=NoPulse(),
+    )
+
+
+def ours(rank: Rank, values: Mapping[str, Tensor]) -> Contender:
+    def step() -> float:
+        found = rank.step(0, {0: values})
+        rank.updater.settle()
+        return next(iter(found.values()))[LOSS]
+
+    return Contender(step, list(rank.updater.optimizers.values()))
+
+
+def peer(name: str, model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tensor]) -> Contender:
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+    from torch.nn.parallel import DistributedDataParallel
+
+    settings: dict[str, Any] = {"lr": LEARNING_RATE, "foreach": False}
+    optimizer: torch.optim.Optimizer
+    if name == ZERO:
+        trained: nn.Module = DistributedDataParallel(model, gradient_as_bucket_view=True)
+        optimizer = ZeroRedundancyOptimizer(trained.parameters(), torch.optim.AdamW, **settings)
+    else:
+        mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
+        for block in model.blocks:  # type: ignore[union-attr]
+            fully_shard(block, mesh=mesh, reshard_after_forward=name == FSDP)  # type: ignore[arg-type]
+        fully_shard(model, mesh=mesh, reshard_after_forward=name == FSDP)
+        trained, optimizer = model, torch.optim.AdamW(model.parameters(), **settings)
+    inputs, targets = batch
+
+    def step() -> float:
+        optimizer.zero_grad()
+        found = loss(trained(inputs), targets)
+        found.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return float(found.detach())
+
+    return Contender(step, [optimizer])
+
+
+def made(name: str, file: str, world: World) -> Contender:
+    """Makes a contender; all ranks make it at the same time."""
+    workload, captured = captured_of(file, {}, MICRO)
+    torch.manual_seed(7 + world.rank)
+    batch = workload.batch(MICRO)
+    model = workload.build()
+    if name in OURS:
+        rank = rank_of(file, workload, captured, name, world, Weights(model))
+        return ours(rank, captured.batch_values(*batch))
+    return peer(name, model, workload.loss, batch)
+
+
+@contextmanager
+def counted() -> Iterator[list[int]]:
+    """Counts the bytes that this rank sends in collectives that are called from Python, each by its ideal algorithm."""
+    found = [0]
+
+    def size(group: Any) -> int:
+        return dist.get_world_size(group)
+
+    def told(name: str, sent: Callable[..., int]) -> Any:
+        whole = getattr(dist, name)
+
+        def call(*given: Any, **more: Any) -> object:
+            found[0] += sent(size(more.get("group")), *given)
+            return whole(*given, **more)
+
+        return patch.object(dist, name, call)
+
+    def part(t: Tensor, n: int) -> int:
+        return t.nbytes * (n - 1) // n
+
+    with (
+        told("all_to_all_single", lambda n, out, given, *_: part(given, n)),
+        told("all_gather", lambda n, parts, own: own.nbytes * (n - 1)),
+        told("all_reduce", lambda n, given, *_: 2 * part(given, n)),
+        told("broadcast", lambda n, given, *_: part(given, n)),
+    ):
+        yield found
+
+
+def timed(file: str, world: World, rounds: int, names: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Returns the figures of one rank, all contenders in turn."""
+    every = {name: made(name, file, world) for name in names}
+    losses = {name: [each.step() for _ in range(2)] for name, each in every.items()}
+    first = losses[names[0]]
+    for name, found in losses.items():
+        assert all(abs(a - b) < 1e-4 for a, b in zip(first, found, strict=True)), (name, first, found)
+    sent = {}
+    for name, each in every.items():
+        with counted() as found_bytes:
+            each.step()
+            sent[name] = found_bytes[0]
+    walls: dict[str, list[float]] = {name: [] for name in names}
+    cpus: dict[str, list[float]] = {name: [] for name in names}
+    updates: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(rounds):
+        turn = list(every.items())
+        for name, each in turn[number % len(turn) :] + turn[: number % len(turn)]:
+            world.barrier()
+            each.updated_s, wall, cpu = 0.0, time.perf_counter(), time.process_time()
+            each.step()
+            walls[name].append(time.perf_counter() - wall)
+            cpus[name].append(time.process_time() - cpu)
+            updates[name].append(each.updated_s)
+    return {
+        name: {
+            "wall": statistics.median(walls[name]),
+            "least": min(walls[name]),
+            "cpu": statistics.median(cpus[name]),
+            "update": statistics.median(updates[name]),
+            "sent": sent[name],
+        }
+        for name in names
+    }
+
+
+def peak(file: str, world: World, name: str) -> dict[str, float]:
+    """Returns what a rank's process holds more in a step than before it had a model."""
+    captured_of(file, {}, MICRO)
+    gc.collect()
+    trim = ctypes.CDLL("libc.so.6").malloc_trim
+    trim(0)
+    base = Resident().base_bytes
+    contender = made(name, file, world)
+    for _ in range(3):
+        contender.step()
+    gc.collect()
+    trim(0)
+    held = Resident()
+    contender.step()
+    return {"peak": held.most_bytes - base, "kept": held.base_bytes - base}
+
+
+def slowed(file: str, world: World, rounds: int, name: str) -> dict[str, float]:
+    """Returns a step with every gather and sum on a link that takes its time, beside one on a link that takes none.
+
+    The link takes for all that is sent as long as the rest of a step does.
+    """
+    workload, captured = captured_of(file, {}, MICRO)
+    batch = captured.batch_values(*workload.batch(MICRO))
+    weights = Weights(workload.build())
+    rank = rank_of(file, workload, captured, name, world, weights)
+    contender, pace, slept = ours(rank, batch), [0.0], [0.0]
+    for flat in rank.flats:
+        assert isinstance(flat, SharedFlat)
+        launch = flat._wires.launch
+
+        def later(group: Any, run: Callable[[], object], launch: Any = launch, flat: Any = flat) -> Any:
+            size = (
+                sum(t.nbytes for t in _tensors(run)) / 2
+            )  # a gather sends as much of its buffer as a sum does
+
+            def work() -> None:
+                run()
+                time.sleep(size * pace[0])
+                slept[0] += size * pace[0]
+
+            return launch(group, work)
+
+        flat._wires.launch = later  # type: ignore[method-assign]
+        break  # flats of a rank have the same wires
+    for _ in range(2):
+        contender.step()
+    walls: dict[bool, list[float]] = {False: [], True: []}
+    began = time.perf_counter()
+    with_link = [0.0]
+    contender.step()
+    step_s = time.perf_counter() - began
+    pace[0], slept[0] = 1e-9, 0.0
+    contender.step()
+    rate = step_s / (slept[0] / 1e-9)
+    shared = torch.tensor([rate], dtype=torch.float64)
+    dist.all_reduce(shared)
+    for _ in range(rounds):
+        for slow in (False, True):
+            pace[0], slept[0] = float(shared) / world.size if slow else 0.0, 0.0
+            world.barrier()
+            began = time.perf_counter()
+            contender.step()
+            walls[slow].append(time.perf_counter() - began)
+            if slow:
+                with_link[0] = slept[0]
+    plain, slow_s = min(walls[False]), min(walls[True])
+    return {"plain": plain, "slow": slow_s, "link": with_link[0], "exposed": (slow_s - plain) / with_link[0]}
+
+
+def _tensors(run: Any) -> list[Tensor]:
+    """Returns the whole buffer of a gather or a sum."""
+    first = run.args[0]
+    return list(first) if isinstance(first, list) else [first]
+
+
+def work(what: str, folder: str, rank: int, ranks: int, given: str) -> None:
+    """What a rank's process does."""
+    torch.set_num_threads(1)
+    world = groups.join(Path(folder) / f"meet-{what}", rank, ranks, torch.device("cpu"))
+    found = {"timed": timed, "peak": peak, "slowed": slowed}[what](
+        str(Path(folder) / "gpt2.py"), world, **json.loads(given)
+    )  # type: ignore[operator]
+    (Path(folder) / f"found-{rank}.json").write_text(json.dumps(found))
+    world.barrier()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def ran(what: str, ranks: int, **given: object) -> list[Any]:
+    """Returns what each rank has found."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "gpt2.py").write_text(WORKLOAD)
+        code = "import sys; from benchmarks.sharding import work; work(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5])"
+        quiet = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-c", code, what, folder, str(rank), str(ranks), json.dumps(given)],
+                env={**os.environ, **quiet},
+                stdout=subprocess.DEVNULL,
+            )
+            for rank in range(ranks)
+        ]
+        if any(process.wait() for process in processes):
+            raise RuntimeError(f"a rank of '{what}' failed")
+        return [json.loads((Path(folder) / f"found-{rank}.json").read_text()) for rank in range(ranks)]
+
+
+def steps(ranks: int, rounds: int, names: Sequence[str]) -> list[tuple[Cell, ...]]:
+    """Returns a row for each contender: the slowest rank's times, the largest peak, the bytes of all ranks."""
+    found = ran("timed", ranks, rounds=rounds, names=list(names))
+    most = {name: max(each["peak"] for each in ran("peak", ranks, name=name)) for name in names}
+    base = {key: max(each[FSDP][key] for each in found) for key in ("wall", "cpu")}
+    rows: list[tuple[Cell, ...]] = []
+    for name in names:
+        wall, cpu, update = (max(each[name][key] for each in found) for key in ("wall", "cpu", "update"))
+        sent = sum(each[name]["sent"] for each in found) / ranks / MIB
+        rows.append(
+            (
+                ranks,
+                name if name in PEERS else f"ours, {name}",
+                wall * 1e3,
+                wall / base["wall"],
+                cpu * 1e3,
+                cpu / base["cpu"],
+                most[name] / MIB,
+                most[name] / most[FSDP],
+                update * 1e3,
+                None if name in PEERS else sent,
+            )
+        )
+    return rows
+
+
+def run(quick: bool) -> Result:
+    names = ("none", "parameters", FSDP) if quick else (*OURS, *PEERS)
+    rows = [row for ranks in ((2,) if quick else (2, 4)) for row in steps(ranks, 3 if quick else 15, names)]
+    links: list[tuple[Cell, ...]] = []
+    for name in ("parameters",) if quick else ("gradients", "parameters"):
+        found = ran("slowed", 2, rounds=3 if quick else 8, name=name)
+        links.append(
+            (
+                name,
+                *(max(each[key] for each in found) * 1e3 for key in ("plain", "slow", "link")),
+                max(each["exposed"] for each in found),
+            )
+        )
+    return Result(
+        name="sharding",
+        claim="Replicas that share parameters take at most 0.9 of the step of `fully_shard`, at most 1.02 of its "
+        "memory, and an optimizer step of 1/s and a tenth; at most 15 % of what a slow link takes is waited for.",
+        missed=missed(rows, links),
+        tables=[
+            Table(
+                title=f"GPT-2 of {BLOCKS} blocks of width {WIDTH}, {MICRO} samples of {POSITIONS} tokens a rank",
+                columns=(
+                    "ranks",
+                    "how",
+                    "step ms",
+                    "of fully_shard",
+                    "CPU ms",
+                    "of fully_shard",
+                    "peak MiB",
+                    "of fully_shard",
+                    "optimizer CPU ms",
+                    "sent MiB a rank",
+                ),
+                rows=rows,
+                notes=(
+                    "Times are medians over rounds in which all take turns, of the slowest rank. Peak is what a rank's "
+                    "process holds in a step beyond what it held before it had a model.",
+                    "Sent is counted at the collectives that are called from Python, so for ours alone.",
+                    "torch sums gradients in any order; here each element is added up in the order of ranks.",
+                ),
+            ),
+            Table(
+                title="Two ranks on a link that takes as long for what is sent as the rest of a step takes",
+                columns=("shared", "no link ms", "link ms", "the link takes ms", "exposed of it"),
+                rows=links,
+                notes=("The least of several rounds in turn; the link sleeps, so that it takes no core.",),
+            ),
+        ],
+    )
+
+
+def missed(rows: Sequence[tuple[Cell, ...]], links: Sequence[tuple[Cell, ...]]) -> tuple[str, ...]:
+    """Returns the aims that were not met."""
+    shared = [row for row in rows if row[1] == "ours, parameters"]
+    whole = {row[0]: float(row[8] or 0) for row in rows if row[1] == "ours, none"}
+    updates = [
+        (f"{row[0]} ranks", float(row[8] or 0) / whole[row[0]] - 1 / float(row[0] or 1)) for row in shared
+    ]
+    return (
+        *above("A step over that of fully_shard", ((f"{row[0]} ranks", row[3]) for row in shared), STEP),
+        *above("The peak over that of fully_shard", ((f"{row[0]} ranks", row[7]) for row in shared), PEAK),
+        *above("An optimizer step over 1/s of the whole one", updates, OPTIMIZER),
+        *above("What is waited for of a slow link", ((str(row[0]), row[4]) for row in links), EXPOSED),
+    )
+
+
+if __name__ == "__main__":
+    main(run)
