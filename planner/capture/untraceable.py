@@ -21,6 +21,7 @@ from planner.capture.traced_graph import Traced
 from planner.errors import BadInput
 
 MISSING = "missing"
+MADE = "every module made in __init__, of the kind that forward() goes on with"
 OFF = "detach() what the frozen part takes from it, or requires_grad_(False) once, where the module is built"
 
 
@@ -147,8 +148,8 @@ def assign(module: nn.Module, values: Attributes, keys: list[tuple[str, str]]) -
     """
     parts = dict(module.named_modules())
     for path, key in keys:
-        if path not in parts:  # a module that the pass has made, and that is gone
-            continue
+        if path not in parts:
+            raise BadInput(f"forward() makes module '{path}' anew, which a plan would not have", allowed=MADE)
         if (path, key) in values:
             parts[path].__dict__[key] = copy.deepcopy(values[path, key])
         else:

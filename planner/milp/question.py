@@ -103,6 +103,9 @@ class Question:
             raise BadInput(
                 "ema averages whole parameters, and these are pruned", where="ema", allowed=allowed
             )
+        if instance.pins.held and profile.kept.counts:
+            said = f"pruned weights do not go with {instance.pins.held} shared by element"
+            raise BadInput(said, where="fix shard", allowed="state, or none")
         _check_limits(instance)
         return instance
 

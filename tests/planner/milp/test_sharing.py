@@ -8,6 +8,7 @@ import pytest
 
 from planner.cluster import Cluster
 from planner.errors import BadInput, Infeasible
+from planner.kept import KeptEntries
 from planner.milp import Question, solve
 from planner.plan import Plan, StageShard, dump
 from planner.profile import Profile
@@ -50,6 +51,13 @@ def planned(memory: int, fix: dict[str, object], costs: Profile | None = None) -
 
 COSTS = costs()
 DATA = {"data": 4, "pipeline": 1, "recompute": False}
+
+
+def test_pruned_weights_are_refused_with_what_is_shared_by_element() -> None:
+    pruned = replace(COSTS, kept=KeptEntries({"w0": 5}, share=0.5, even=False))
+    for asked in ("gradients", "parameters:2"):
+        with pytest.raises(BadInput, match="pruned weights do not go with"):
+            planned(2**30, DATA | {"shard": asked}, pruned)
 
 
 def test_what_is_asked_for_is_planned_and_held() -> None:

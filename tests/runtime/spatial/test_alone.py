@@ -45,7 +45,7 @@ def rows(found: Profile, grid: tuple[int, ...]) -> dict[str, float]:
 
 def test_a_shard_makes_its_part_and_asks_for_less() -> None:
     found = measure.profile(
-        load("unet3d", {"size": "small"}),
+        load("unet3d", {"size": "mlperf"}),
         "roofline:V100-32GB",
         micros=(1,),
         spatial=AloneShard(),
