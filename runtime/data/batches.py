@@ -248,7 +248,7 @@ class Batches:
     ) -> DataLoader[Sample]:
         return DataLoader(
             data,
-            batch_sampler=_Sampler(indices),  # type: ignore[arg-type]
+            batch_sampler=indices,
             collate_fn=Joined(self._collate),
             num_workers=workers,
             pin_memory=self._pinned,
@@ -296,11 +296,3 @@ class Batches:
                 start = sample + (wanted.first + number) * wanted.micro
                 yield [(at, self.stream.index(at)) for at in range(start, start + wanted.micro)]
             sample += wanted.step_samples
-
-
-class _Sampler:
-    def __init__(self, indices: Iterable[Sequence[tuple[int, int]]]) -> None:
-        self._indices = indices
-
-    def __iter__(self) -> Iterator[Sequence[tuple[int, int]]]:
-        return iter(self._indices)
