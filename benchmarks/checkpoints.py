@@ -117,7 +117,7 @@ def one_round(trained: Trained, way: Way) -> tuple[float, float, float]:
 
 
 def measured(rounds: int, folder: Path) -> tuple[Table, list[tuple[str, Cell]]]:
-    """Returns the table, and the share of ten steps for which a rank stands because of one checkpoint, by name."""
+    """Returns the table, and by how many percent one checkpoint makes ten steps longer, by name."""
     trained = Trained()
     ways: dict[str, Way] = {
         "no checkpoint": Nothing(),
@@ -126,8 +126,8 @@ def measured(rounds: int, folder: Path) -> tuple[Table, list[tuple[str, Cell]]]:
     }
     found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in ways}
     for number in range(rounds + 1):
-        for name, way in ways.items():
-            row = one_round(trained, way)
+        for name in sorted(ways, reverse=bool(number % 2)):  # none always follows the same one
+            row = one_round(trained, ways[name])
             if number:  # the first one loads code
                 found[name].append(row)
     plain = median(row[0] for row in found["no checkpoint"])
@@ -135,15 +135,24 @@ def measured(rounds: int, folder: Path) -> tuple[Table, list[tuple[str, Cell]]]:
     shares: list[tuple[str, Cell]] = []
     for name, own in found.items():
         took, called, waited = (median(row[i] for row in own) for i in range(3))
-        share = 100 * median(row[1] + row[2] for row in own) / plain
-        rows.append((name, 1e3 * took / STEPS, 1e3 * called, 1e3 * waited, share))
+        stood = 100 * median(row[1] + row[2] for row in own) / plain
+        share = 100 * (took / plain - 1)
+        rows.append((name, 1e3 * took / STEPS, 1e3 * called, 1e3 * waited, stood, share))
         shares.append((name, share))
     size = sum(tensor.nbytes for tensor in trained.weights.values()) / 1e6
-    columns = ("checkpoint", "a step, ms", "the call, ms", "updates wait, ms", f"both, % of {STEPS} steps")
+    columns = (
+        "checkpoint",
+        "a step, ms",
+        "the call, ms",
+        "updates wait, ms",
+        f"both, % of {STEPS} steps",
+        f"{STEPS} steps longer by %",
+    )
     title = f"{size:.0f} MB of weights, a checkpoint every {STEPS} steps"
     notes = (
         f"medians of {rounds} rounds, one thread; ours takes no copy, and the first update waits until the tensors are on "
-        "file; torch's copies them in the call",
+        "file; torch's copies them in the call. Where every core is busy, the thread that writes takes its processor from "
+        "the steps",
     )
     return Table(title=title, columns=columns, rows=rows, notes=notes), shares
 
@@ -161,9 +170,11 @@ def run(quick: bool) -> Result:
     own = [pair for pair in shares if pair[0] == "shardwright"]
     return Result(
         name="checkpoints",
-        claim="A checkpoint of 100 MB a rank hides behind the steps: a rank stands for at most 1 % of the steps between two.",
+        claim="A checkpoint of 100 MB a rank hides behind the steps: the steps between two are at most 1 % longer.",
         tables=[table],
-        missed=above("What a checkpoint adds to the steps between two", own, AIM_PERCENT, " %"),
+        missed=above(
+            "What a checkpoint adds to the ten steps behind which it is written", own, AIM_PERCENT, " %"
+        ),
     )
 
 

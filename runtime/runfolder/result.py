@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,12 +54,8 @@ def result_of(paths: Paths, ranks: int, outcome: Outcome) -> Result:
     Returns: losses by step, and the Timeline of all ranks.
     """
     newest, timeline = _newest(_parts(paths, ranks)), trace_of(paths, ranks)
-    if len(timeline):
-        part = paths.trace.with_name(f"{paths.trace.stem}.part{paths.trace.suffix}")
-        timeline.save(part)
-        if newest:
-            os.utime(part, ns=(newest, newest))
-        part.rename(paths.trace)
+    if len(timeline) and not _is_gathered(paths, newest):
+        _write_trace(paths, timeline, newest)
     losses = losses_of(paths)
     lines = [json.dumps({"step": step, "loss": loss}) + "\n" for step, loss in losses.items()]
     if removed(paths) is None:
@@ -82,9 +80,29 @@ def trace_of(paths: Paths, ranks: int) -> Timeline:
     Raises: BadInput where a file is no trace.
     """
     parts = _parts(paths, ranks)
-    if paths.trace.exists() and _newest(parts) in (0, paths.trace.stat().st_mtime_ns):
+    if _is_gathered(paths, _newest(parts)):
         return Timeline.load(paths.trace)
     return gather(parts) if parts else Timeline()
+
+
+def _write_trace(paths: Paths, timeline: Timeline, newest: int) -> None:
+    """Writes a gathered trace whole. The supervisor of a job and who waits for it may do so at once, on two hosts."""
+    host = socket.gethostname().replace(".", "-")
+    part = paths.trace.with_name(
+        f"{paths.trace.stem}.part-{host}-{threading.get_native_id()}{paths.trace.suffix}"
+    )
+    try:
+        timeline.save(part)
+        if newest:
+            os.utime(part, ns=(newest, newest))
+        part.rename(paths.trace)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _is_gathered(paths: Paths, newest: int) -> bool:
+    """Returns whether the gathered trace holds the newest trace of a rank, or there is no other."""
+    return paths.trace.exists() and newest in (0, paths.trace.stat().st_mtime_ns)
 
 
 def _parts(paths: Paths, ranks: int) -> list[Path]:
