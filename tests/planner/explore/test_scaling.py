@@ -8,7 +8,7 @@ import pytest
 
 from planner.cluster import Cluster
 from planner.explore import Lemma, ScalingRow, Sweep, over_batches, over_devices
-from planner.explore.scaling import computing_ns, knee_of_batches, knee_of_devices, overhead
+from planner.explore.scaling import computing_ns, first_near_best, knee_of_devices, overhead
 from planner.milp import Question, solve
 from planner.plan import Plan
 from planner.profile import Profile, Seconds
@@ -95,9 +95,9 @@ def test_the_knee_is_where_a_device_stops_bringing_half_of_its_share(
     assert knee_of_devices([row(count, rate) for count, rate in rates.items()]) == knee
 
 
-def test_the_knee_of_batches_is_the_least_that_comes_near_the_best() -> None:
+def test_the_first_near_best_is_the_least_that_comes_near_the_best() -> None:
     rows = [row(count, rate) for count, rate in {2: 50, 4: 90, 8: 96, 16: 100}.items()]
-    assert knee_of_batches(rows) == 8
+    assert first_near_best(rows) == 8
 
 
 def test_the_lemma_is_the_speed_of_a_step_whose_overhead_stays() -> None:
