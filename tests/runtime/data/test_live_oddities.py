@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -170,8 +170,19 @@ class Clip(torch.autograd.Function):
         return gradient.clamp(-1, 1)
 
 
+FILES: list[IO[str]] = []
+
+
 def opened() -> IO[str]:
-    return Path("log").open("w")
+    FILES.append(Path("log").open("w"))
+    return FILES[-1]
+
+
+@pytest.fixture(autouse=True)
+def _files_are_closed() -> Iterator[None]:
+    yield
+    while FILES:
+        FILES.pop().close()
 
 
 def share(model: nn.Sequential) -> None:
