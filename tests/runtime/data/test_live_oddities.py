@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
 
@@ -170,19 +171,17 @@ class Clip(torch.autograd.Function):
         return gradient.clamp(-1, 1)
 
 
-FILES: list[IO[str]] = []
+FILES = ExitStack()
 
 
 def opened() -> IO[str]:
-    FILES.append(Path("log").open("w"))
-    return FILES[-1]
+    return FILES.enter_context(Path("log").open("w"))
 
 
 @pytest.fixture(autouse=True)
 def _files_are_closed() -> Iterator[None]:
-    yield
-    while FILES:
-        FILES.pop().close()
+    with FILES:
+        yield
 
 
 def share(model: nn.Sequential) -> None:
