@@ -71,11 +71,10 @@ def stage_bytes(
     if before:
         return _in_parts(profile, layers, key, before, walking)
     stage = _Stage(profile, layers, key)
-    first, last, saved = stage.first, stage.last, stage.saved[-1]
+    first, last, saved, workspace = stage.first, stage.last, stage.saved[-1], stage.workspace
     entering, leaving = entering_values(graph, layers), leaving_values(graph, first, last)
     returning = returning_values(graph, entering, leaving, last)
     halves = stage.walked(entering, _total(profile, returning, key)) if walking else stage.stored()
-    workspace = stage.workspace
     held_in = storages(graph, [profile.cost(x.name, key) for x in graph.layers])
     kept_in = held_in.keepers()
     sent = [v for v in leaving if recompute or not first <= kept_in.get(v.name, -1) <= last]

@@ -65,8 +65,7 @@ def assemble(
     tracer = Tracer(world.rank, world.clock)
     updater = _updater(parts, flats, groups, stages, make_optimizer, lr_schedule, tracer)
     transport = parts.transport(parts.routes)
-    idle = _idle(parts, load)
-    feed = _feed(parts, modules)
+    idle, feed = _idle(parts, load), _feed(parts, modules)
     interpreter = Interpreter(
         program,
         parts.place.pipeline,

@@ -14,7 +14,6 @@ from planner.doors import later
 from runtime.runfolder.claim import claimed
 from runtime.runfolder.drift import DriftWatch, outside_bars
 from runtime.runfolder.durable import append_step, keep_room, write_durably, write_whole
-from runtime.runfolder.evaluations import Evaluated, evaluations_of, write_evaluation
 from runtime.runfolder.holder import (
     RunProcess,
     cancel,
@@ -61,6 +60,7 @@ from runtime.runfolder.outcome import (
     write_cause,
 )
 from runtime.runfolder.paths import LOG_LOOK_S, Paths, unused
+from runtime.runfolder.result import Evaluated, evaluations_of, write_evaluation
 
 if TYPE_CHECKING:
     from runtime.runfolder.result import Result, result_of, trace_of

@@ -1,4 +1,7 @@
-"""The result of a finished run, read from its folder."""
+"""The result of a finished run, read from its folder.
+
+The evaluations of a run, a line each.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,17 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from planner.errors import ShardwrightError
+from planner.errors import BadInput, ShardwrightError
+from planner.files import whole_lines
 from planner.timeline import Timeline, concatenate
-from runtime.runfolder.metrics import losses_of
+from runtime.runfolder.durable import append
+from runtime.runfolder.metrics import MOST_BYTES, losses_of
 from runtime.runfolder.outcome import Outcome, removed
 from runtime.runfolder.paths import Paths
 
@@ -139,3 +144,47 @@ def _latest(part: Timeline, most: int) -> Timeline:
     if len(part) <= most:
         return part
     return part.since(int(np.sort(part.step)[-most]) + 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """One evaluation: the mean loss over all samples, and the metrics as sums over counts."""
+
+    step: int
+    samples: int
+    values: Mapping[str, float]  # "loss", then the user's metrics
+    best: bool = False  # of all so far
+
+    def to_dict(self) -> dict[str, object]:
+        """Returns the evaluation as one flat dictionary."""
+        return {"step": self.step, "samples": self.samples, "best": self.best, **self.values}
+
+
+def write_evaluation(paths: Paths, found: Evaluated, generation: int) -> None:
+    """Adds an evaluation to the run folder."""
+    append(paths.evaluations, json.dumps(found.to_dict() | {"generation": generation}))
+
+
+def evaluations_of(paths: Paths) -> list[Evaluated]:
+    """Returns the evaluations of a run by step; one that was done again counts as it was done last.
+
+    Raises: BadInput where the file holds anything else.
+    """
+    found: dict[int, Evaluated] = {}
+    for line in (
+        whole_lines(paths.evaluations, start=0, max_bytes=MOST_BYTES) if paths.evaluations.exists() else ()
+    ):
+        try:
+            row = json.loads(line)
+            values = {
+                str(k): float(x) for k, x in row.items() if k not in ("step", "samples", "best", "generation")
+            }
+            one = Evaluated(
+                step=int(row["step"]), samples=int(row["samples"]), best=bool(row["best"]), values=values
+            )
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise BadInput(
+                f"holds a line that is no evaluation: {error}", where=str(paths.evaluations)
+            ) from error
+        found[one.step] = one
+    return [found[step] for step in sorted(found)]
