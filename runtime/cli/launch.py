@@ -14,8 +14,8 @@ from planner.files import absolute
 from runtime.cli import runs
 from runtime.cli import slurm as slurm_options
 from runtime.cli.infer import register_infer
+from runtime.cli.keep import register_dedup, register_prune
 from runtime.cli.launch_options import LaunchOptions
-from runtime.cli.prune import register_prune
 from runtime.runfolder import unused
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def register(app: typer.Typer) -> None:
     )
     register_infer(app)
     register_prune(app)
+    register_dedup(app)
     runs.register_rehearse(app)
     runs.register_runs(app)
 
@@ -92,6 +93,7 @@ def _settings(given: LaunchOptions, plan: Plan, folder: Path, backend: Backend) 
         settings["restarts"] = given.restarts
     settings |= {"save_every": save_every, "weights": str(absolute(given.weights)) if given.weights else ""}
     settings["kept"] = str(absolute(given.kept)) if given.kept else ""
+    settings["samples"] = str(absolute(given.samples)) if given.samples else ""
     if given.script:
         script, *arguments = given.script
         if backend == "inline" or not Path(script).is_file():

@@ -62,6 +62,9 @@ class LaunchOptions:
     pin_memory: Annotated[
         bool | None, typer.Option("--pin-memory/--no-pin-memory", help="of batches; by default under cuda")
     ] = None
+    samples: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="train on these alone: an index from `dedup`")
+    ] = None
     drop_last: Annotated[bool, typer.Option("--drop-last", help="end epochs with a whole step")] = False
     save_every: Annotated[int, typer.Option(help="steps between checkpoints; 0: one at the end")] = 0
     keep: Annotated[int, typer.Option(help="complete checkpoints that stay")] = 2

@@ -42,6 +42,7 @@ class Job:
     memory_step: int = 0  # the step whose peak of memory is measured, slowly; 0 for none
     data_workers: int = 0  # processes that load samples, a rank that reads any
     pin_memory: bool | None = None  # of batches on the host; by default where the device is cuda
+    samples: str = ""  # an index file of the samples to train on; all when empty
     drop_last: bool = False  # whether an epoch ends with its last whole step
     device: Literal["cpu", "cuda"] = "cpu"
     deadline_s: float = 60.0  # without any progress of a rank

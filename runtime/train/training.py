@@ -16,6 +16,7 @@ from planner.plan import Plan
 from runtime import checkpoint as checkpoints
 from runtime import world as worlds
 from runtime.checkpoint import Checkpoint, CheckpointWriter, Facts
+from runtime.dedup import keeping
 from runtime.execute import Pulse, Resident, Tensors
 from runtime.kept import masks_of
 from runtime.loop import Around
@@ -35,7 +36,8 @@ class Training:
     def __init__(
         self, model: Model, start: Checkpoint, world: World, job: Job, paths: Paths, pulse: Pulse
     ) -> None:
-        plan, workload, captured = model.plan, model.workload, model.captured
+        plan, captured = model.plan, model.captured
+        workload = keeping(model.workload, job.samples)
         self.plan, self.graph = plan, captured.graph
         self.world, self.job, self.paths, self._resident = world, job, paths, Resident()
         masks = masks_of(plan, captured.graph, job, paths)
