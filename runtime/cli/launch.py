@@ -88,6 +88,7 @@ def _settings(given: LaunchOptions, plan: Plan, folder: Path, backend: Backend) 
     if given.failures is not None:
         save_every = _save_every(plan, folder, given.failures, save_every, given.out)
     settings = given.named("seed", "device", "rendezvous", "clip_norm", "clip_by", *LOOP, *DATA, *KEPT)
+    settings["data_workers"] = _workers(given.data_workers)
     settings["copies"] = runs.place(given.copies)
     if given.restarts is not None:
         settings["restarts"] = given.restarts
@@ -102,6 +103,15 @@ def _settings(given: LaunchOptions, plan: Plan, folder: Path, backend: Backend) 
             )
         settings["script"] = (str(absolute(Path(script))), *arguments)
     return settings
+
+
+def _workers(text: str) -> int | None:
+    """Returns the readers of a rank; None where each rank takes as many as hide reading."""
+    if text == "auto":
+        return None
+    if not text.isdecimal():
+        raise BadInput(f"'{text}' readers", where="--data-workers", allowed="a whole number, or auto")
+    return int(text)
 
 
 def _as_a_job(given: LaunchOptions, plan: Plan, folder: Path, settings: dict[str, Any]) -> None:

@@ -58,7 +58,12 @@ class LaunchOptions:
     ] = "loss"
     keep_best: Annotated[bool, typer.Option("--keep-best", help="keep the best one's checkpoint")] = False
     patience: Annotated[int, typer.Option(help="evaluations without a better one, then stop; 0: never")] = 0
-    data_workers: Annotated[int, typer.Option(help="processes of a rank that load samples")] = 0
+    data_workers: Annotated[
+        str,
+        typer.Option(
+            metavar="N|auto", help="processes of a rank that read samples; auto: as many as hide it"
+        ),
+    ] = "0"
     pin_memory: Annotated[
         bool | None, typer.Option("--pin-memory/--no-pin-memory", help="of batches; by default under cuda")
     ] = None

@@ -15,7 +15,7 @@ from planner import workload as workloads
 from planner.capture import Captured, capture, initial
 from planner.errors import BadInput, BadPlan
 from planner.kept import Masks
-from planner.plan import Plan, refused, schedule_of, shared_by_element
+from planner.plan import Plan, awaited_ns, refused, schedule_of, shared_by_element
 from planner.program import violations
 from planner.schedule import check_schedule
 from planner.shown import printable
@@ -51,8 +51,10 @@ def job_of(plan: Plan, steps: int, settings: dict[str, object]) -> Job:
     unknown = sorted(set(settings) - known)
     if unknown:
         raise BadInput(f"no setting '{unknown[0]}'", where="launch", allowed=", ".join(sorted(known)))
+    if settings.get("data_workers") == "auto":
+        settings = settings | {"data_workers": None}
     first = COMPILE_DEADLINE_S if plan.execution == "compiled" else START_DEADLINE_S
-    deadline = max(first, STEPS_A_DEADLINE * plan.prediction.step_ns * 1e-9)
+    deadline = max(first, STEPS_A_DEADLINE * awaited_ns(plan, 0) * 1e-9)
     return check(replace(Job(steps=steps, deadline_s=deadline), **settings))  # type: ignore[arg-type]
 
 
