@@ -121,7 +121,7 @@ class Joined:
     collate: Callable[[list[Sample]], Pair]
 
     def __call__(self, read: list[Read]) -> tuple[list[int], Pair]:
-        numbers = [each.index for each in read]
+        numbers = [each.number for each in read]
         reseed(read[0].seed)
         try:
             return numbers, self.collate([each.sample for each in read])
@@ -138,7 +138,7 @@ def _odd(read: Sequence[Read]) -> str:
     kinds = [[_kind(leaf) for leaf in pytree.tree_leaves(each.sample)] for each in read]
     for each, kind, last in zip(read[1:], kinds[1:], kinds, strict=False):
         if kind != last:
-            return f"; sample {each.index} is {', '.join(kind)}, the one before {', '.join(last)}"
+            return f"; sample {each.number} is {', '.join(kind)}, the one before {', '.join(last)}"
     return ""
 
 
@@ -208,16 +208,17 @@ class Batches:
         Args: `first_sample` is the position in the stream at which the run stands.
         Yields: {micro-batch: {Value: tensor on the host}}; empty for a rank that reads nothing.
         """
-        if not self._wanted.micros:
-            while True:
-                yield {}
+        while not self._wanted.micros:
+            yield {}
         if self._data.region and self._graph is not None:
             self._data = self._settled(next(self._indices(first_sample)), self._graph, self._wanted.micro)
         pairs = iter(self._loader(self._data, self._indices(first_sample), self._workers))
         micro = self._wanted.micro
         while True:
             with spared():
-                step = {number: self._named(*next(pairs), micro=micro) for number in self._wanted.micros}
+                step: dict[int, Mapping[str, Tensor]] = {
+                    number: self._named(*next(pairs), micro=micro) for number in self._wanted.micros
+                }
             yield step
 
     def once(self) -> Iterator[tuple[Pass, dict[int, Mapping[str, Tensor]]]]:
@@ -238,7 +239,9 @@ class Batches:
         pairs = iter(self._loader(self._data, indices, self._workers))
         for each in every:
             with spared():
-                read = {number: self._named(*next(pairs), micro=each.micro) for number in wanted.micros}
+                read: dict[int, Mapping[str, Tensor]] = {
+                    number: self._named(*next(pairs), micro=each.micro) for number in wanted.micros
+                }
             yield each, read
 
     def _loader(

@@ -169,7 +169,7 @@ class Read(NamedTuple):
     """A sample as it was read."""
 
     seed: int  # under which it was drawn
-    index: int  # in the dataset, for messages about it
+    number: int  # its index in the dataset, for messages about it
     sample: object
 
 
