@@ -14,8 +14,8 @@ from planner.cli.inspect import right_plan
 from planner.errors import BadInput
 
 if TYPE_CHECKING:
-    from planner.export import Settings
-    from planner.milp import Question
+    from planner.export import Baseline, Settings
+    from planner.milp import PricedPins, Question
     from planner.plan import Plan
 
 NAMES = "torchtitan, megatron, deepspeed, accelerate, fsdp2 or torchrun"
@@ -93,10 +93,10 @@ class Baselined:
         now = self.present
         return tuple(sorted({*micros, *([now.micro] if now is not None and now.micro else [])}))
 
-    def compared(self, question: Question, plan: Plan) -> tuple[dict[str, object], list[str]]:
-        """Returns how a plan compares with what the settings take, as data and as lines.
+    def priced(self, question: Question) -> Present | None:
+        """Returns what the settings take; None where there are none.
 
-        Args: `question` is what the plan answers.
+        Args: `question` is what the plan will answer.
         Raises: BadInput where the settings do not fit the model, the batch or the machines.
         """
         from planner import export as trainers
@@ -104,7 +104,8 @@ class Baselined:
         from planner.cluster import total_devices
 
         told, where = self.present, str(self.baseline)
-        assert told is not None
+        if told is None:
+            return None
         whole = trainers.completed(
             told,
             batch=question.batch,
@@ -125,11 +126,29 @@ class Baselined:
             allowed = f"micro-batches of {', '.join(map(str, instance.micros()))} samples, and whole nodes"
             said = f"micro-batches of {whole.settings.micro} on {whole.devices} devices cannot be priced"
             raise BadInput(said, where=where, allowed=allowed)
-        line = trainers.comparison(
+        return Present(settings=whole, price=price)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Present:
+    """Somebody's present settings with what they take."""
+
+    settings: Baseline
+    price: PricedPins
+
+    def compared(self, plan: Plan) -> tuple[dict[str, object], list[str]]:
+        """Returns how a plan compares with the settings, as data and as lines.
+
+        Args: `plan` answers the question that the settings were priced for.
+        """
+        from planner.export import comparison
+
+        told, price = self.settings, self.price
+        line = comparison(
             present_ns=price.step_ns,
             missing_bytes=price.missing_bytes,
             planned_ns=plan.prediction.step_ns,
-            devices=(whole.devices, len(plan.places)),
+            devices=(told.devices, len(plan.places)),
         )
-        data = {"file": where, "step_ns": price.step_ns, "missing_bytes": price.missing_bytes}
-        return {**data, "notes": list(whole.notes)}, [line, *(f"  {note}" for note in whole.notes)]
+        data = {"file": told.where, "step_ns": price.step_ns, "missing_bytes": price.missing_bytes}
+        return {**data, "notes": list(told.notes)}, [line, *(f"  {note}" for note in told.notes)]

@@ -212,15 +212,15 @@ def _one(question: Question, goal: Goal, where: PlanOptions) -> None:
     from planner import explore, milp, show
     from planner import plan as plans
 
-    path = where.place(question.profile.workload, goal)
+    path, present = where.place(question.profile.workload, goal), where.priced(question)
     why = explore.explain(question) if where.explain else None
     found = why.plan if why is not None else milp.solve(question)
     files.write_whole(path, plans.dump(found))
     data = {"plan": str(path), **found.model_dump(mode="json", include={"axes", "prediction"})}
     data["certificate"] = show.proof_data(found)
     layers = [*show.plan_lines(found), *_frozen(found, question)]
-    if where.baseline is not None:
-        data["baseline"], told = where.compared(question, found)
+    if present is not None:
+        data["baseline"], told = present.compared(found)
         layers += told
     layers.append(_written(path, where))
     if why is not None:

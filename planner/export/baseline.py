@@ -40,6 +40,9 @@ def completed(settings: Settings, *, batch: int, devices: int, layers: Sequence[
     Raises: BadInput where the numbers do not fit together, the batch, the devices or the model.
     """
     data = _data(settings, devices)
+    if data * settings.pipeline > devices:
+        said = f"needs {data * settings.pipeline} devices"
+        raise BadInput(said, where=where, allowed=f"at most the {devices} of the cluster")
     micro = settings.micro or max(1, (settings.batch or batch) // (data * (settings.accumulation or 1)))
     own = settings.batch or micro * data * (settings.accumulation or 1)
     if own != batch:
@@ -49,10 +52,10 @@ def completed(settings: Settings, *, batch: int, devices: int, layers: Sequence[
     if batch % (micro * data):
         said = f"{data} replicas with micro-batches of {micro} do not make {batch} samples"
         raise BadInput(said, where=where, allowed="a multiple of both")
-    if data * settings.pipeline > devices:
-        said = f"needs {data * settings.pipeline} devices"
-        raise BadInput(said, where=where, allowed=f"at most the {devices} of the cluster")
-    whole = replace(settings, batch=batch, micro=micro, data=data, accumulation=batch // (micro * data))
+    accumulation, notes = batch // (micro * data), settings.notes
+    if settings.flush is not None and settings.flush < accumulation:
+        notes = (*notes, f"the pipeline drains every {settings.flush} micro-batches: priced as once a step")
+    whole = replace(settings, batch=batch, micro=micro, data=data, accumulation=accumulation, notes=notes)
     return Baseline(
         where=where,
         settings=whole,

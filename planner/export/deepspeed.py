@@ -20,8 +20,6 @@ def write(settings: Settings, about: str) -> str:
     Args: `settings` has nothing that DeepSpeed cannot say; `about` is left out, since JSON has no comments.
     """
     zero: dict[str, object] = {"stage": STAGES.index(settings.share)}
-    if settings.ranks:
-        zero["mics_shard_size"] = settings.ranks
     data: dict[str, object] = {
         "train_batch_size": settings.batch,
         "train_micro_batch_size_per_gpu": settings.micro,
@@ -83,6 +81,8 @@ def _notes(
         yield f"partition is '{partition}': priced as stages of equally many blocks"
     if any(_section(zero, name) for name in ("offload_optimizer", "offload_param")):
         yield "offloading: priced as none"
+    if words.whole(zero, "zero_hpz_partition_size", "", 1) > 1:
+        yield "zero_hpz_partition_size: second copies of parameters, priced as none"
     if _section(found, "activation_checkpointing"):
         yield "activation_checkpointing: the model's code says where, priced as none"
 
@@ -117,8 +117,8 @@ def refuses(settings: Settings) -> Iterator[str]:
             yield f"shard: {settings.share} in a pipeline (it has state alone there)"
     elif settings.recompute:
         yield "recompute without a pipeline (there, the model's own code says it)"
-    if settings.ranks and settings.share != "parameters":
-        yield f"{settings.share} shared by {settings.ranks} of the replicas (it has that of parameters alone)"
+    if settings.ranks:
+        yield f"{settings.share} shared by {settings.ranks} of the replicas (it shares among all)"
 
 
 def _even(layers: list[str], stages: int) -> object:

@@ -13,7 +13,7 @@ from planner.export.hugging_face import ACCELERATE, TORCHRUN, is_yaml
 from planner.export.megatron import MEGATRON
 from planner.export.settings import Settings, misplaced, settings_of, unsayable
 from planner.export.targets import Trainer
-from planner.export.torchtitan import TORCHTITAN
+from planner.export.torchtitan import TORCHTITAN, is_toml
 from planner.plan import Plan
 
 TRAINERS: Mapping[str, Trainer] = {
@@ -40,7 +40,7 @@ def export(plan: Plan, to: str, where: str = "plan") -> str:
         raise BadInput(
             f"{to} cannot state what this plan has: {'; '.join(lost)}",
             where=where,
-            allowed="another trainer, a plan with other choices fixed, or `shardwright launch`",
+            allowed=f"another trainer, or a plan with --schedule {','.join(trainer.families or ('1f1b',))} and other pins",
         )
     return trainer.write(settings, _about(plan))
 
@@ -74,7 +74,7 @@ def _trainer_of(text: str, where: str) -> str:
         return "deepspeed"
     if is_yaml(text):
         return "accelerate"
-    if "\n[parallelism]" in f"\n{text}" or "\n[training]" in f"\n{text}":
+    if is_toml(text):
         return "torchtitan"
     if is_python(text):
         names = constants_of(text, where)

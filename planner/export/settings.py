@@ -46,6 +46,9 @@ class Settings:
     execution: Literal["eager", "compiled"] = "eager"
     order: Order | None = None  # axes from the outermost
     nodes: int = 1
+    flush: int | None = (
+        None  # micro-batches after which the pipeline drains, where that is not the whole step
+    )
     notes: tuple[str, ...] = ()  # what the configuration says and no price knows
 
 

@@ -120,7 +120,8 @@ def read(text: str, where: str) -> Settings:
     return Settings(
         batch=whole_batch if wide else None,
         micro=micro,
-        accumulation=local // micro if pipeline > 1 else None if wide else 1,
+        accumulation=None if wide else local // micro,
+        flush=local // micro if pipeline > 1 else None,
         data=data,
         pipeline=pipeline,
         family=family,
@@ -136,17 +137,22 @@ def read(text: str, where: str) -> Settings:
     )
 
 
+def is_toml(text: str) -> bool:
+    """Returns whether a text has a section as torchtitan's TOML has them."""
+    return any(line.strip() in ("[parallelism]", "[training]") for line in text.splitlines())
+
+
 def _flat(text: str, where: str) -> dict[str, object]:
     """Returns the values of any form by `section.name`."""
-    if is_python(text):
-        given = constants_of(text, where)
-        parts = {name.lower(): value for name, value in given.items() if isinstance(value, dict)}
-        return {**_joined(parts), "activation_checkpoint.mode": given.get("ACTIVATION_CHECKPOINT", "none")}
-    if text.lstrip().startswith(("#", "[")) and "\n[" in f"\n{text}":
+    if is_toml(text):
         try:
             return _joined(tomllib.loads(text))
         except tomllib.TOMLDecodeError as error:
             raise BadInput(f"is no TOML: {error}", where=where) from None
+    if is_python(text):
+        given = constants_of(text, where)
+        parts = {name.lower(): value for name, value in given.items() if isinstance(value, dict)}
+        return {**_joined(parts), "activation_checkpoint.mode": given.get("ACTIVATION_CHECKPOINT", "none")}
     every = words.words_of(text, where)
     policy = next(
         (word.partition(":")[2] for word in every if word.startswith("activation-checkpoint:")), None
