@@ -37,6 +37,7 @@ ORDER = (
     "planner.cluster",
     "planner.profile",
     "planner.plan",
+    "planner.export",
     "planner.simulate",
     "planner.program",
     "planner.capture",
@@ -68,6 +69,7 @@ ORDER = (
     "runtime.checkpoint",
     "runtime.rank",
     "runtime.loop",
+    "runtime.trackers",
     "runtime.train",
     "runtime.local",
     "runtime.rehearse",
@@ -99,6 +101,7 @@ VIEWS = ("_repr_html_", "plot")
 MOST_LINES = 300
 MOST_FILES = 300  # in the rooms of the house as it was built
 LATER_ROOMS = (
+    "planner.export",
     "planner.kept",
     "planner.layout",
     "planner.recipes",
@@ -109,6 +112,7 @@ LATER_ROOMS = (
     "runtime.layout",
     "runtime.loop",
     "runtime.sharding",
+    "runtime.trackers",
 )
 MOST_IN_A_ROOM = 12
 

@@ -11,6 +11,7 @@ import typer
 
 from planner import files, terminal
 from planner.cli.app import Force, Json, Measure, Set, add_command
+from planner.cli.export import Baselined
 from planner.cli.inspect import Observe, corrected_machines
 from planner.errors import BadInput
 
@@ -28,7 +29,7 @@ EXAMPLE = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanOptions:
+class PlanOptions(Baselined):
     workload: Annotated[str | None, typer.Argument(help="may be left out with --profile")] = None
     cluster: Annotated[Path, typer.Option(help="the machines: a cluster.yaml")]
     batch: Annotated[
@@ -106,6 +107,7 @@ def plan(given: PlanOptions, measure: Measure, observe: Observe) -> None:
     machines = corrected_machines(clusters.load(given.cluster), given.calibration, given.replan_from, observe)
     fixed = _fixed(parse_settings(given.fix or [], "--fix"), goal)
     # Before anything is measured: what means nothing, and what cannot be written.
+    given.refuse_baseline(single=goal.single)
     pinned = pins(fixed, given.families)
     if given.workload is not None:
         given.place(given.workload, goal)
@@ -199,7 +201,7 @@ def _measured(
         given.workload,
         settings,
         device="cpu" if device == "cpu" else f"roofline:{device}",
-        micros=powers if pinned.micro is None else (pinned.micro,),
+        micros=given.with_present(powers if pinned.micro is None else (pinned.micro,)),
         precision=given.precision or "fp32",
         execution=given.execution or "eager",
         grids=grids_of(pinned),
@@ -210,13 +212,16 @@ def _one(question: Question, goal: Goal, where: PlanOptions) -> None:
     from planner import explore, milp, show
     from planner import plan as plans
 
-    path = where.place(question.profile.workload, goal)
+    path, present = where.place(question.profile.workload, goal), where.priced(question)
     why = explore.explain(question) if where.explain else None
     found = why.plan if why is not None else milp.solve(question)
     files.write_whole(path, plans.dump(found))
     data = {"plan": str(path), **found.model_dump(mode="json", include={"axes", "prediction"})}
     data["certificate"] = show.proof_data(found)
     layers = [*show.plan_lines(found), *_frozen(found, question)]
+    if present is not None:
+        data["baseline"], told = present.compared(found)
+        layers += told
     layers.append(_written(path, where))
     if why is not None:
         data["explanation"] = show.data(why)

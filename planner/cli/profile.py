@@ -12,6 +12,7 @@ import typer
 from planner import files, terminal
 from planner.cli import plan
 from planner.cli.app import Force, Json, Measure, Out, Set, Tools, add_command
+from planner.cli.export import register_export
 from planner.cli.inspect import _show_command, register_report, simulate, verify
 from planner.cli.scavenge import register_scavenge
 from planner.errors import BadInput
@@ -35,6 +36,7 @@ def register(app: typer.Typer, tools: Tools) -> None:
     app.command("show", epilog="Example: shardwright show plan.yaml")(_show_command(tools))
     app.command("simulate", epilog="Example: shardwright simulate plan.yaml --svg timeline.svg")(simulate)
     register_report(app, tools.record)
+    register_export(app)
     register_scavenge(app)
 
 

@@ -22,9 +22,9 @@ from runtime.kept import masks_of
 from runtime.loop import Around
 from runtime.rank import Rank, RankOptions, assemble, sleeping
 from runtime.runfolder import DriftWatch, Evaluated, Heartbeat, Job, Losses, Paths, append_step
+from runtime.trackers import Board, board
 from runtime.train.prepare import Model, kept
 from runtime.train.stop import NO_STOP, NoPulse, Stop
-from runtime.train.tensorboard import Board, board
 from runtime.world import World
 
 Batch = Mapping[int, Tensors]  # micro-batch of this replica -> Values of the batch
