@@ -65,6 +65,7 @@ ORDER = (
     "runtime.layout",
     "runtime.update",
     "runtime.kept",
+    "runtime.store",
     "runtime.sharding",
     "runtime.checkpoint",
     "runtime.rank",
@@ -112,6 +113,7 @@ LATER_ROOMS = (
     "runtime.layout",
     "runtime.loop",
     "runtime.sharding",
+    "runtime.store",
     "runtime.trackers",
 )
 MOST_IN_A_ROOM = 12

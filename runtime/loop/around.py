@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 from functools import cached_property
@@ -27,7 +28,9 @@ from runtime.runfolder import (
     is_secondary,
     mean_loss,
     write_evaluation,
+    write_whole,
 )
+from runtime.store import StoreAsked
 
 
 def cores_of_rank(ranks: int) -> int:
@@ -50,6 +53,8 @@ class Around:
         self.callbacks = Callbacks(workload, rank.world)
         self.watch = Watch.of(job.best_by, job.patience)
         self.samples = self.batches()
+        if job.store == "ram":
+            self.samples.keep(self._store().open)
 
     def resume(self, start: Checkpoint) -> None:
         """Goes on from a checkpoint.
@@ -64,6 +69,17 @@ class Around:
                 where=str(start.folder),
                 allowed="the same dataset and sampler; under drop_last a batch that leaves the same epoch",
             )
+
+    def _store(self) -> StoreAsked:
+        rank, file = self._rank, self._paths.rank_store(self._rank.world.rank)
+        return StoreAsked(
+            world=rank.world,
+            node=rank.mesh.by_rank[rank.world.rank].node,
+            micros=rank.plan.batch.micros,
+            steps=self._job.store_steps,
+            beat=self._pulse.beat,
+            tell=lambda told: write_whole(file, json.dumps(told)),
+        )
 
     @property
     def readers(self) -> int:
