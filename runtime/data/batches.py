@@ -191,13 +191,16 @@ class Batches:
             yield {}
         pairs = iter(self._loader(self._data, self._indices(first_sample), self._workers))
         micro = self._wanted.micro
-        for number in count():
-            kept.reach(first_sample + number * self._wanted.step_samples)
-            with spared():
-                step: dict[int, Mapping[str, Tensor]] = {
-                    number: self._named(*next(pairs), micro=micro) for number in self._wanted.micros
-                }
-            yield step
+        try:
+            for number in count():
+                kept.reach(first_sample + number * self._wanted.step_samples)
+                with spared():
+                    step: dict[int, Mapping[str, Tensor]] = {
+                        number: self._named(*next(pairs), micro=micro) for number in self._wanted.micros
+                    }
+                yield step
+        finally:
+            kept.leave()
 
     def keep(self, keeper: Keeper) -> None:
         """Has the samples of a training kept in memory.

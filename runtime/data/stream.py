@@ -201,6 +201,9 @@ class ByPosition:
     def reach(self, position: int) -> None:
         """Says that the step at a position of the stream begins."""
 
+    def leave(self) -> None:
+        """Says that no more steps come."""
+
 
 class Flowing(Dataset[object], ByPosition):
     """An IterableDataset as ranks read it: each reads every sample from the start of an epoch, and keeps its own.

@@ -40,10 +40,13 @@ class SamplePlaces:
         """Returns the number of the window that a position of the stream lies in."""
         return (position - self.start) // (self.steps * self.routes.step_samples)
 
+    def start_of(self, window: int) -> int:
+        """Returns the position of the stream at which a window begins."""
+        return self.start + window * self.steps * self.routes.step_samples
+
     def needed(self, window: int) -> list[IntArray]:
         """Returns the samples that each node needs for a window."""
-        first = self.start + window * self.steps * self.routes.step_samples
-        return self.routes.needed(first, self.steps)
+        return self.routes.needed(self.start_of(window), self.steps)
 
     def in_part(self, index: int) -> slice:
         """Returns the place of a sample in this node's part."""

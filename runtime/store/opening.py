@@ -40,6 +40,7 @@ class StoreAsked:
     node: int
     micros: int  # of the largest share of the plan
     steps: int  # of a window; 0: chosen from the memory of the hosts
+    ends: int  # position in the stream at which the training is to end
     beat: Beat
     tell: Tell
 
@@ -115,8 +116,7 @@ class StoreAsked:
         exchanges = None
         if leads and group is not None:
             exchanges = Exchanges(layout, memory, group, len(routes.on(self.node)), counts, self.tell)
-        region = routes.readers[0].region
-        return Store(data, layout, memory, number, exchanges, self.beat, bool(region))
+        return Store(data, layout, memory, number, exchanges, self.beat, self.ends)
 
     def tell_counts(self, counts: StoreCounts, leads: bool) -> None:
         """Tells what a node has read, once it has."""

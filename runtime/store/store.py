@@ -26,6 +26,7 @@ from runtime.update import Line
 
 PAUSE_S = 0.0005
 TIMEOUT_S = 120.0  # for the samples of other nodes
+ENDED = 2**62  # in the place of a window
 READY = 0  # place in the head of the last window that has come; the ranks of the node follow
 Beat = Callable[[bool], None]
 Tell = Callable[[dict[str, int]], None]
@@ -103,10 +104,13 @@ class Store(ByPosition):
         number: int,
         exchanges: Exchanges | None,
         beat: Beat,
-        regions: bool,
+        ends: int,
     ) -> None:
-        """Takes the user's dataset for its `finish`; `number` is that of this rank among those of its node."""
-        self.regions = regions
+        """Takes the user's dataset for its `finish`; `number` is that of this rank among those of its node.
+
+        The training is to end at position `ends` of the stream.
+        """
+        self.regions, self._ends = bool(layout.routes.readers[0].region), ends
         self._data, self._layout, self._memory, self._number = data, layout, memory, number
         self._exchanges, self._beat = exchanges, beat
 
@@ -117,7 +121,12 @@ class Store(ByPosition):
         window = self._layout.window_of(position)
         self._memory.head[1 + self._number] = window
         if self._exchanges is not None:
-            self._exchanges.until(window + 1)
+            more = self._layout.start_of(window + 1) < self._ends
+            self._exchanges.until(window + more)
+
+    def leave(self) -> None:
+        """Says that no more steps come, so that processes that read ahead for this rank end."""
+        self._memory.head[1 + self._number] = ENDED
 
     def at(self, position: int, index: int) -> object:
         """Returns the sample at a position of the stream, whose index that is, drawn under the seed that is set."""
@@ -133,6 +142,8 @@ class Store(ByPosition):
     def _await(self, window: int) -> None:
         until = time.monotonic() + TIMEOUT_S
         while self._memory.head[READY] < window:
+            if self._memory.head[1 + self._number] == ENDED:
+                raise RuntimeError("the training has ended")
             if get_worker_info() is None:  # a process that reads for this one has no pulse
                 self._beat(True)
                 if self._exchanges is not None:

@@ -7,15 +7,20 @@ import os
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from planner.errors import BadInput
 from planner.plan import Plan, SampleReading
-from runtime.data import Stream
+from runtime.data import Stream, Wanted
 from runtime.launch import launch_inline
 from runtime.runfolder import losses_of
+from runtime.store import opening
+from runtime.store.samples import read_raw
 from runtime.train import Model, job_of, prepare
+from runtime.world import alone
 from tests.captures import captured_of
 from tests.draws import covering
 from tests.pool import Pool
@@ -118,7 +123,7 @@ def test_each_sample_is_read_once_and_only_what_others_have_is_sent(pool: Pool, 
         own = [index for each, index in by_rank if each == process]
         assert own == list(range(own[0], own[-1] + 1)), "front to back"
     found = nodes_of(tmp_path / "kept")
-    assert [node.received_samples for node in found] == needed(plan, windows=-(-STEPS // 2) + 1)
+    assert [node.received_samples for node in found] == needed(plan, windows=-(-STEPS // 2))
     assert all(node.received_bytes > 0 for node in found) and {node.window_steps for node in found} == {2}
 
 
@@ -153,3 +158,51 @@ def test_a_plan_that_asks_for_a_store_has_one_unless_launch_says_none(tmp_path: 
     assert job_of(planned(1), 1, {}).store == "none"
     with pytest.raises(BadInput, match="store is 'disk'"):
         job_of(plan, 1, {"store": "disk"})
+
+
+def test_too_little_memory_is_one_message_before_all_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "reads"
+    monkeypatch.setattr(opening, "free_bytes", lambda: 1000)
+    with pytest.raises(BadInput, match=r"node 0 is to keep .* of samples in memory, and has 1000 B for them"):
+        launch_inline(planned(1, log=str(log)), tmp_path / "kept", steps=1, store="ram")
+    tried = 2 + 4 + 1  # by the launcher, and one more that shows how large they are
+    assert len(log.read_text().splitlines()) <= tried
+
+
+def test_a_dataset_that_has_shrunk_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = planned(1)
+    monkeypatch.setattr(opening, "read_raw", lambda data, index, region: read_raw(Short(data), index, region))
+    with pytest.raises(BadInput, match="sample 9 raised IndexError: no row 9") as found:
+        launch_inline(plan, tmp_path / "kept", steps=1, store="ram")
+    assert found.value.allowed == "23 samples, as its length says"
+
+
+class Short(list[object]):
+    """A dataset that has lost samples since its length was told."""
+
+    def __init__(self, data: object) -> None:
+        super().__init__([0] * LENGTH)
+        self._data = data
+
+    def __getitem__(self, index: Any) -> Any:
+        if index >= 9:
+            raise IndexError(f"no row {index}")
+        return self._data[index]  # type: ignore[index]
+
+
+def test_ranks_with_datasets_of_other_lengths_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = opening.StoreAsked(
+        world=alone(torch.device("cpu")),
+        node=0,
+        micros=1,
+        steps=0,
+        ends=0,
+        beat=lambda _: None,
+        tell=lambda _: None,
+    )
+    monkeypatch.setattr(opening.StoreAsked, "_told", lambda _, row: [row, [row[0] + 1, *row[1:]]])
+    wanted = Wanted(micros=(0,), first=0, micro=1, step_samples=1, values=frozenset())
+    with pytest.raises(BadInput, match="23 samples on one rank and 24 on another"):
+        asked.open([0] * LENGTH, (), wanted, Stream(seed=0, length=LENGTH), 0)
