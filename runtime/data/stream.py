@@ -199,7 +199,10 @@ class ByPosition:
         raise NotImplementedError
 
     def reach(self, position: int) -> None:
-        """Says that the step at a position of the stream begins."""
+        """Says that a step begins.
+
+        Args: `position` is that of the step in the stream.
+        """
 
     def leave(self) -> None:
         """Says that no more steps come."""

@@ -25,7 +25,10 @@ class Pieces:
 
     @classmethod
     def of(cls, offsets: IntArray, sizes: IntArray) -> Pieces:
-        """Returns the pieces at some offsets."""
+        """Returns the pieces at some offsets.
+
+        Args: `sizes` are their bytes.
+        """
         return cls(offsets, np.cumsum(sizes))
 
     @property
@@ -33,7 +36,11 @@ class Pieces:
         return int(self.ends[-1]) if len(self.ends) else 0
 
     def each(self, first: int, end: int, do: Callable[[int, int, int], None]) -> None:
-        """Calls `do` with place in the memory, place after `first` and bytes, for each piece of a stretch of the stream."""
+        """Calls a function for each piece of a stretch of the stream.
+
+        Args: the stretch goes from byte `first` to `end`; `do` gets the place in the memory, the place after `first`,
+            and the number of bytes.
+        """
         number, at = int(np.searchsorted(self.ends, first, "right")), first
         while at < end:
             stop = min(int(self.ends[number]), end)

@@ -1,4 +1,4 @@
-"""Where the samples of a store lie: those of each node's part, and those of a window that come from other nodes."""
+"""Says where samples lie: those of a node's own part, and those of a window that come from other nodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runtime.store.routes import SampleRoutes
 
 
 class Routed(NamedTuple):
-    """What a node exchanges for a window."""
+    """The exchange of one window, as one node sees it."""
 
     sends: list[Pieces]  # of its own part, by node
     receives: list[Pieces]  # of the window, by node
@@ -49,12 +49,18 @@ class SamplePlaces:
         return self.routes.needed(self.start_of(window), self.steps)
 
     def in_part(self, index: int) -> slice:
-        """Returns the place of a sample in this node's part."""
+        """Returns the place of a sample in this node's part.
+
+        Args: `index` is one of `own`.
+        """
         first = int(self._starts[self.own.start])
         return slice(int(self._starts[index]) - first, int(self._starts[index + 1]) - first)
 
     def in_window(self, window: int, index: int) -> slice:
-        """Returns the place of another node's sample in a window."""
+        """Returns the place of another node's sample in a window.
+
+        Args: `index` is a sample that this node needs for `window`.
+        """
         if window not in self._windows:
             self._windows = {k: x for k, x in self._windows.items() if k >= window - 1}
             self._windows[window] = self._placed(self.needed(window)[self._place])
@@ -69,7 +75,10 @@ class SamplePlaces:
         return others, ends - self.sizes[others]
 
     def routed(self, window: int) -> Routed:
-        """Returns what this node exchanges for a window."""
+        """Returns what this node exchanges for a window.
+
+        Args: `window` counts from the step at which the run starts.
+        """
         needed, count = self.needed(window), len(self.routes.nodes)
         parts = [[self._of(each, owner) for each in needed] for owner in range(count)]  # [owner][who needs]
         table = [

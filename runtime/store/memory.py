@@ -25,7 +25,10 @@ _CGROUPS = (
 
 
 def free_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Returns the memory of this host that a store may take, within what a container or a job may."""
+    """Returns the memory of this host that a store may take, within what a container or a job may.
+
+    Args: `meminfo` and `cgroup` are where Linux tells.
+    """
     available = next(
         int(line.split()[1]) * 1024
         for line in meminfo.read_text().splitlines()
@@ -53,7 +56,10 @@ class SharedMemory:
         return self._view[self._part]
 
     def window(self, number: int) -> memoryview:
-        """Returns the place of a window; every other one has the same."""
+        """Returns the place of a window; every other one has the same.
+
+        Args: `number` counts windows.
+        """
         return self._view[self._windows[number % 2]]
 
 
@@ -71,13 +77,19 @@ class Growing:
         return f"/proc/{os.getpid()}/fd/{self.file}"
 
     def add(self, data: bytes) -> None:
-        """Writes the next sample."""
+        """Writes the next sample.
+
+        Args: `data` are its bytes.
+        """
         view = memoryview(data)
         while view:
             view = view[os.write(self.file, view) :]
 
     def whole(self, part_bytes: int, window_bytes: int) -> SharedMemory:
-        """Returns the memory with room for two windows."""
+        """Returns the memory with room for two windows.
+
+        Args: `part_bytes` have been written; a window takes `window_bytes` at most.
+        """
         os.ftruncate(self.file, _HEAD + part_bytes + 2 * window_bytes)
         return SharedMemory(self.file, part_bytes, window_bytes)
 
@@ -85,6 +97,7 @@ class Growing:
 def opened(path: str, part_bytes: int, window_bytes: int) -> SharedMemory:
     """Returns the memory that another process of this node has made.
 
+    Args: `path` is the name that `Growing` gives; sizes are those of `whole`.
     Raises: BadInput where this process may not see it.
     """
     try:

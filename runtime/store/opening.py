@@ -9,7 +9,7 @@ import hashlib
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,7 @@ MOST = 2**62
 
 @dataclass(frozen=True, kw_only=True)
 class StoreAsked:
-    """What a rank opens its store with."""
+    """Opens the store of a rank, from what the rank knows of its run."""
 
     world: World
     node: int
@@ -111,17 +111,13 @@ class StoreAsked:
         memory = self._shared(routes, growing, part, window_bytes, here)
         if layout is None or memory is None:
             return None
-        self.tell_counts(counts, leads)
+        if leads:
+            self.tell(asdict(counts))
         number = [reader.rank for reader in routes.on(self.node)].index(self.world.rank)
         exchanges = None
         if leads and group is not None:
             exchanges = Exchanges(layout, memory, group, len(routes.on(self.node)), counts, self.tell)
         return Store(data, layout, memory, number, exchanges, self.beat, self.ends)
-
-    def tell_counts(self, counts: StoreCounts, leads: bool) -> None:
-        """Tells what a node has read, once it has."""
-        if leads:
-            self.tell(vars(counts))
 
     def _read(
         self,

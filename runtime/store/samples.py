@@ -28,6 +28,7 @@ _HALVES = "a dataset with raw(index), which draws nothing, and finish(raw), whic
 def flattened(sample: object) -> bytes:
     """Returns a sample as bytes.
 
+    Args: `sample` is what a dataset gives.
     Raises: BadInput where the sample holds anything but tensors, arrays, numbers, texts and plain nestings of them.
     """
     parts: list[bytes] = []

@@ -34,7 +34,7 @@ Tell = Callable[[dict[str, int]], None]
 
 @dataclass
 class StoreCounts:
-    """What a node has read and received for its store."""
+    """Counts what a node has read and received for its store."""
 
     read_samples: int = 0
     read_bytes: int = 0
@@ -64,6 +64,7 @@ class Exchanges:
     def until(self, window: int) -> None:
         """Launches the exchanges up to a window; what one needs is reckoned here, in the thread that trains.
 
+        Args: `window` is the last one to launch.
         Raises: whatever an exchange has raised.
         """
         while len(self._launched) <= window:
@@ -87,7 +88,10 @@ class Exchanges:
         return window > 0 and int(self._memory.head[1 : 1 + self._ranks].min()) < window
 
     def check(self) -> None:
-        """Raises what an exchange has raised."""
+        """Looks at the last exchanges.
+
+        Raises: whatever one of them has raised.
+        """
         for done in self._launched[-3:]:
             if done.done():
                 done.result()
@@ -115,7 +119,11 @@ class Store(ByPosition):
         self._exchanges, self._beat = exchanges, beat
 
     def reach(self, position: int) -> None:
-        """Says that the step at a position of the stream begins, so that the samples of the next window are fetched."""
+        """Says that a step begins, so that the samples of the next window are fetched.
+
+        Args: `position` is that of the step in the stream.
+        Raises: whatever an exchange has raised.
+        """
         if len(self._layout.routes.nodes) == 1:
             return
         window = self._layout.window_of(position)
