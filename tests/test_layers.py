@@ -34,6 +34,7 @@ ORDER = (
     "planner.timeline",
     "planner.spatial",
     "planner.layout",
+    "planner.sums",
     "planner.cluster",
     "planner.profile",
     "planner.plan",
@@ -61,6 +62,7 @@ ORDER = (
     "runtime.data",
     "runtime.spatial",
     "runtime.layout",
+    "runtime.sums",
     "runtime.update",
     "runtime.kept",
     "runtime.sharding",
@@ -102,11 +104,13 @@ LATER_ROOMS = (
     "planner.layout",
     "planner.recipes",
     "planner.scavenge",
+    "planner.sums",
     "runtime.infer",
     "runtime.kept",
     "runtime.layout",
     "runtime.loop",
     "runtime.sharding",
+    "runtime.sums",
 )
 MOST_IN_A_ROOM = 12
 

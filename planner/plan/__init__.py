@@ -44,8 +44,10 @@ from planner.plan.plan import (
 if TYPE_CHECKING:
     from planner.plan.derive import (
         as_planned,
+        cards_of,
         coordinates,
         distinct_replicas,
+        holders_of,
         kept_of,
         layers_of,
         places,
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
         shortened,
         stage_rows,
         times_of,
+        told_sums,
         world_size,
     )
     from planner.plan.sharding import (
@@ -97,10 +100,12 @@ __all__ = [
     "StageShard",
     "StageTimes",
     "as_planned",
+    "cards_of",
     "coordinates",
     "distinct_replicas",
     "dump",
     "grids_of",
+    "holders_of",
     "kept_of",
     "layers_of",
     "load",
@@ -117,6 +122,7 @@ __all__ = [
     "stage_rows",
     "times_of",
     "told_shared",
+    "told_sums",
     "unit_names",
     "units_of_parameters",
     "updaters",
@@ -128,6 +134,8 @@ __getattr__ = later(
     {
         "derive": (
             "as_planned",
+            "cards_of",
+            "holders_of",
             "kept_of",
             "layers_of",
             "refused",
@@ -135,6 +143,7 @@ __getattr__ = later(
             "shortened",
             "distinct_replicas",
             "times_of",
+            "told_sums",
             "stage_rows",
             "coordinates",
             "places",

@@ -13,12 +13,13 @@ from typing import NamedTuple
 
 from planner import cluster as clusters
 from planner.cluster import Cluster
-from planner.errors import BadPlan, Infeasible, Violation
+from planner.errors import BadInput, BadPlan, Infeasible, Violation
 from planner.kept import kept_counts
 from planner.model import ModelGraph, misplaced, refusals
 from planner.plan.plan import Axes, Place, Plan, StageTimes
 from planner.plan.sharding import refused_shards, shard_of, shared_by_element
 from planner.schedule import Kind, Schedule, parse_orders
+from planner.sums import names_for, offered, parse
 
 
 def layers_of(plan: Plan) -> tuple[str, ...]:
@@ -208,6 +209,52 @@ def _refused_kept(plan: Plan, graph: ModelGraph) -> Iterator[Violation]:
         yield Violation(rule="kept", where="kept", message=message)
 
 
+def holders_of(plan: Plan, stage: int) -> int:
+    """Returns how many ranks hold a stage, over pipes, replicas and shards.
+
+    Args: `stage` is a number of a stage.
+    """
+    workers = {row[stage] for row in plan.schedule.place}
+    return len(workers) * plan.axes.data * plan.axes.spatial
+
+
+def cards_of(plan: Plan) -> tuple[str, ...]:
+    """Returns the interfaces of the network cards that sums of a plan go over; none where it lists none."""
+    return plan.sums.cards if plan.sums is not None else ()
+
+
+def told_sums(plan: Plan) -> str:
+    """Returns how gradients are summed, in words; "" where that is as a run does by itself."""
+    if plan.sums is None:
+        return ""
+    over = f" over {', '.join(plan.sums.cards)}" if plan.sums.cards else ""
+    return ", ".join(dict.fromkeys(plan.sums.by)) + over
+
+
+def _refused_sums(plan: Plan) -> Iterator[Violation]:
+    """Yields names of sums that the holders of a stage cannot use."""
+    if plan.sums is None:
+        return
+    if len(plan.sums.by) != len(plan.stages):
+        message = f"has {len(plan.sums.by)} names; {len(plan.stages)} stages need {len(plan.stages)}"
+        yield Violation(rule="sums", where="sums.by", message=message)
+        return
+    for stage, text in enumerate(plan.sums.by):
+        holders, cards, where = holders_of(plan, stage), max(1, len(plan.sums.cards)), f"sums.by[{stage}]"
+        try:
+            name = parse(text)
+        except BadInput as error:
+            yield Violation(rule="sums", where=where, message=f"{error.what}; {error.allowed}")
+            continue
+        if holders > 1 and not offered(name, holders, cards):
+            there = ", ".join(map(str, names_for(holders, cards)))
+            message = f"is {name}, which {holders} ranks over {cards} cards cannot use; they can {there}"
+            yield Violation(rule="sums", where=where, message=message)
+        if shard_of(plan, stage) is not None and str(name) != "direct":
+            message = f"is {name}, but replicas share the stage, and each sums its part: direct"
+            yield Violation(rule="sums", where=where, message=message)
+
+
 def refused(plan: Plan, graph: ModelGraph, joint: str = "", whole: str = "") -> Iterator[Violation]:
     """Yields what the model itself does not allow of a plan, as `planner.model.refusals` has it.
 
@@ -216,6 +263,7 @@ def refused(plan: Plan, graph: ModelGraph, joint: str = "", whole: str = "") -> 
     """
     yield from refused_shards(plan, graph, whole)
     yield from _refused_kept(plan, graph)
+    yield from _refused_sums(plan)
     if plan.batch.shares and graph.synchronised:
         message = f"'{graph.synchronised[0]}' has a SyncBatchNorm, whose replicas need equal shares"
         yield Violation(rule="batch", where="batch.shares", message=message)

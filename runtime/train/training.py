@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from planner.plan import Plan
+from planner.plan import Plan, cards_of
 from runtime import checkpoint as checkpoints
 from runtime import world as worlds
 from runtime.checkpoint import Checkpoint, CheckpointWriter, Facts
@@ -248,7 +248,12 @@ def sleep_rank(paths: Paths, job: Job, plan: Plan, rank: int) -> None:
     """
     torch.set_num_threads(1)
     world = worlds.join(
-        paths.rendezvous(job.generation), rank, len(plan.places), torch.device("cpu"), job.rendezvous
+        paths.rendezvous(job.generation),
+        rank,
+        len(plan.places),
+        torch.device("cpu"),
+        job.rendezvous,
+        cards=cards_of(plan),
     )
     made = sleeping(plan, world, Heartbeat(paths.heartbeat, rank, world.size))
     _settle_memory()
@@ -271,7 +276,8 @@ def training_of(paths: Paths, job: Job, model: Model, rank: int, pulse: Pulse | 
     device = torch.device("cuda", slot) if job.device == "cuda" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    world = worlds.join(paths.rendezvous(job.generation), rank, size, device, job.rendezvous)
+    cards = cards_of(model.plan)
+    world = worlds.join(paths.rendezvous(job.generation), rank, size, device, job.rendezvous, cards=cards)
     start = checkpoints.latest(paths.checkpoints)
     assert start is not None, "a run is launched with checkpoint 0"
     if pulse is None:
