@@ -14,7 +14,7 @@ from planner.arrays import NS_PER_S, IntArray
 from planner.cluster.cluster import Cluster, Link
 from planner.cluster.corrections import Correction
 from planner.cluster.places import Distance, Located, Slot, card, distance, link_over
-from planner.sums import Load, SumRate, lines, offered, parse, today
+from planner.sums import SumLoad, SumRate, line_of, offered, parse, today
 
 
 def transfer_s(cluster: Cluster, a: Located, b: Located, size_bytes: int, *, sharers: int = 1) -> float:
@@ -220,7 +220,7 @@ def named_sum(cluster: Cluster, over: Spread, names: Iterable[str], *, sharers: 
     """
     wire = _sum_link(cluster, over)
     far = over.nodes > 1
-    load = Load(
+    load = SumLoad(
         places=over.places,
         behind=-(-over.fullest // over.cards) if far else 1,
         cards=cluster.cards,
@@ -230,12 +230,10 @@ def named_sum(cluster: Cluster, over: Spread, names: Iterable[str], *, sharers: 
         plain = SumRate(latency_s=wire.latency_s, bandwidth_bytes_per_s=wire.bandwidth_bytes_per_s)
         rate = wire.sums.get(name, plain)
         byte_s = (sharers if far else 1) / rate.bandwidth_bytes_per_s
-        for line in lines(parse(name), load):
-            start = _as_run(line.seconds(0, rate.latency_s, byte_s), fitted)
-            slope = (line.rounds_a_byte * rate.latency_s + line.bytes_a_byte * byte_s) * (
-                fitted.factor if fitted else 1.0
-            )
-            found.append((start * NS_PER_S, slope * NS_PER_S, name))
+        line = line_of(parse(name), load)
+        start = _as_run(line.rounds * rate.latency_s, fitted)
+        slope = line.bytes * byte_s * (fitted.factor if fitted else 1.0)
+        found.append((start * NS_PER_S, slope * NS_PER_S, name))
     base, slopes, kept = zip(*_envelope(found), strict=True)
     return Sum(base_ns=base, slope_ns=slopes, names=kept)
 

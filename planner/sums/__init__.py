@@ -1,11 +1,12 @@
 """Names the ways in which gradients are summed over ranks, and says what each does: rounds, bytes, and over which links.
 
 In: a name such as `rings 2`, and how many ranks sum over how many cards. Out: whether it is offered there (`offered`),
-its rings and trees (`strides`, `Tree`), and its time as lines in the bytes (`lines`), which the runtime's functions of
-the same names keep to. Start with `names.py`, then `shapes.py` (who sends to whom) and `lines.py` (what it takes).
+its rings and trees (`strides`, `ColourTree`), and its time as a line in the bytes (`line_of`), which the runtime's functions of
+the same names keep to; `fitted` has the rate of one that was measured. Start with `names.py`, then `shapes.py` (who sends to whom) and `lines.py` (what it takes).
 """
 
-from planner.sums.lines import COLOUR_PIECE, Line, Load, lines, terms
+from planner.sums.fit import fitted
+from planner.sums.lines import COLOUR_PIECES, SumLine, SumLoad, line_of
 from planner.sums.names import (
     MOST_PARTS,
     SumKind,
@@ -17,25 +18,25 @@ from planner.sums.names import (
     parse,
     today,
 )
-from planner.sums.shapes import Tree, disjoint, inner_twice, strides
+from planner.sums.shapes import ColourTree, disjoint, inner_twice, strides
 
 __all__ = [
-    "COLOUR_PIECE",
+    "COLOUR_PIECES",
     "MOST_PARTS",
-    "Line",
-    "Load",
+    "ColourTree",
     "SumKind",
+    "SumLine",
+    "SumLoad",
     "SumName",
     "SumRate",
     "SumsByName",
-    "Tree",
     "disjoint",
+    "fitted",
     "inner_twice",
-    "lines",
+    "line_of",
     "names_for",
     "offered",
     "parse",
     "strides",
-    "terms",
     "today",
 ]

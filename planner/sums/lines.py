@@ -6,26 +6,24 @@ that has most to carry, one way:
     ring        2 (p - 1) rounds of m / p
     rings K     2 (p - 1) rounds of m / (K p) on each ring; rings on one card share it
     direct      2 rounds, 2 (p - 1) messages of m / p
-    colours K   2 d + s - 1 turns of 2 rounds and 2 m / s bytes, with trees of depth d and s pieces a part;
+    colours K   2 d + s - 1 turns of 2 rounds and 2 m / s bytes, with trees of depth d and s pieces of each part;
                 where a rank has children in j colours, j times the bytes
 
-Pieces of a tree have one size, so their number grows with m. That makes a line of a large sum beside that of a small
-one, of which the lower counts. Where several ranks of a node sum with other nodes, their card carries for all of them.
+Where several ranks of a node sum with other nodes, their card carries for all of them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from math import ceil
 from typing import Final, NamedTuple
 
 from planner.sums.names import SumName
-from planner.sums.shapes import Tree, inner_twice, strides
+from planner.sums.shapes import ColourTree, inner_twice, strides
 
-COLOUR_PIECE: Final = 2**18  # bytes of a part that travel at a time
+COLOUR_PIECES: Final = 16  # that follow each other through a tree
 
 
-class Load(NamedTuple):
+class SumLoad(NamedTuple):
     """Everything of a group of ranks that the bytes through one card depend on."""
 
     places: int
@@ -33,55 +31,34 @@ class Load(NamedTuple):
     cards: int = 1  # of a node that parts may go over
 
 
-class Line(NamedTuple):
-    """Rounds and bytes of a sum, each with what every byte summed adds to it."""
+class SumLine(NamedTuple):
+    """Rounds of a sum, and bytes through the busiest card for each byte that is summed."""
 
     rounds: float
-    rounds_a_byte: float
     bytes: float
-    bytes_a_byte: float
 
     def seconds(self, size: float, latency_s: float, byte_s: float) -> float:
         """Returns what a sum of `size` bytes takes.
 
         Args: `latency_s` is of a round, `byte_s` of a byte through a card.
         """
-        rounds, sent = self.rounds + self.rounds_a_byte * size, self.bytes + self.bytes_a_byte * size
-        return rounds * latency_s + sent * byte_s
+        return self.rounds * latency_s + self.bytes * size * byte_s
 
 
-def lines(name: SumName, over: Load) -> tuple[Line, ...]:
-    """Returns the lines of a sum, of which the lowest counts.
+def line_of(name: SumName, over: SumLoad) -> SumLine:
+    """Returns rounds and bytes of a sum.
 
     Args: `over` has two ranks or more; the name is offered there.
     """
     p, k = over.places, name.parts
     if name.kind == "colours":
-        turns, sent, most = 2 * Tree(p, k, 0).depth, _tree_bytes(name, over), k * COLOUR_PIECE
-        small = Line(2 * turns, 0.0, 0.0, turns * sent)
-        return (small, Line(2 * (turns - 1), 2 / most, (turns - 1) * sent * most, sent))
-    share = 2 * (p - 1) / (p * k)
-    return (Line(2 if name.kind == "direct" else 2 * (p - 1), 0.0, 0.0, share * _crossings(name, over)),)
+        turns = 2 * ColourTree(p, k, 0).depth + COLOUR_PIECES - 1
+        return SumLine(2 * turns, 2 * turns * inner_twice(p, k) * over.behind / COLOUR_PIECES)
+    rounds = 2 if name.kind == "direct" else 2 * (p - 1)
+    return SumLine(rounds, 2 * (p - 1) / (p * k) * _crossings(name, over))
 
 
-def terms(name: SumName, over: Load, size: int) -> tuple[float, float]:
-    """Returns rounds and bytes of one sum; those of trees count whole pieces, as their function sends them.
-
-    Args: `size` is in bytes.
-    """
-    if name.kind != "colours":
-        line = lines(name, over)[0]
-        return line.rounds, line.bytes_a_byte * size
-    pieces = max(1, ceil(size / name.parts / COLOUR_PIECE))
-    turns = 2 * Tree(over.places, name.parts, 0).depth + pieces - 1
-    return 2.0 * turns, turns * _tree_bytes(name, over) * size / pieces
-
-
-def _tree_bytes(name: SumName, over: Load) -> float:
-    return 2.0 * inner_twice(over.places, name.parts) * over.behind
-
-
-def _crossings(name: SumName, over: Load) -> float:
+def _crossings(name: SumName, over: SumLoad) -> float:
     """Returns how many ranks send through the busiest card at a time, each its share of one part."""
     p, behind = over.places, over.behind
     if name.kind == "direct":

@@ -24,7 +24,7 @@ def strides(places: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Tree:
+class ColourTree:
     """One of several trees over the same ranks: `colours` of them, each node with as many children at most."""
 
     places: int
@@ -71,12 +71,12 @@ class Tree:
 @cache
 def disjoint(places: int, colours: int) -> bool:
     """Returns whether no two colours use one directed link."""
-    used = Counter(link for c in range(colours) for link in Tree(places, colours, c).links())
+    used = Counter(link for c in range(colours) for link in ColourTree(places, colours, c).links())
     return max(used.values(), default=1) == 1
 
 
 @cache
 def inner_twice(places: int, colours: int) -> int:
     """Returns in how many colours a rank has children at most; 1 where inner nodes of colours are disjoint."""
-    used = Counter(rank for c in range(colours) for rank in Tree(places, colours, c).inner())
+    used = Counter(rank for c in range(colours) for rank in ColourTree(places, colours, c).inner())
     return max(used.values(), default=1)

@@ -5,15 +5,19 @@ beside the training. Start at `named.py`; `ordered.py` has the sum in the order 
 `queues.py` the queue of a communicator.
 """
 
+from runtime.sums.measure import SUM_BYTES, TimedSum, time_sums
 from runtime.sums.named import MakeRail, named_sum
 from runtime.sums.ordered import add_up, add_up_parts
 from runtime.sums.queues import Line, NamedSum
 
 __all__ = [
+    "SUM_BYTES",
     "Line",
     "MakeRail",
     "NamedSum",
+    "TimedSum",
     "add_up",
     "add_up_parts",
     "named_sum",
+    "time_sums",
 ]

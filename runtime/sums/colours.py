@@ -12,26 +12,28 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from planner.sums import COLOUR_PIECE, Tree
+from planner.sums import COLOUR_PIECES, ColourTree
 from runtime.world import Rail
 
+MOST = 2**22  # elements at a time; an eighth of as many is held for each child meanwhile
 _UP, _DOWN = 0, 1  # tags
 
 
-def add_up_tree(part: Tensor, rail: Rail, tree: Tree) -> None:
+def add_up_tree(part: Tensor, rail: Rail, tree: ColourTree) -> None:
     """Sums one part of a buffer over a tree in place; collective.
 
     Args: `part` is dense, of one dim, on the host; `rail` has the ranks of the tree.
     """
-    if part.numel():
-        _TreeSum(part, rail, tree).run()
+    for block in torch.split(part, MOST):
+        if block.numel():
+            _TreeSum(block, rail, tree).run()
 
 
 class _TreeSum:
-    def __init__(self, part: Tensor, rail: Rail, tree: Tree) -> None:
+    def __init__(self, part: Tensor, rail: Rail, tree: ColourTree) -> None:
         here = rail.rank()
         self._rail, self._parent, self._children = rail, tree.parent(here), tree.children(here)
-        self._pieces = torch.tensor_split(part, -(-part.nbytes // COLOUR_PIECE))
+        self._pieces = torch.tensor_split(part, min(COLOUR_PIECES, part.numel()))
         self._lag = min(2 * tree.depth, len(self._pieces))  # turns until a piece may be back from the root
         self._up: list[dist.Work] = []
         self._back: list[dist.Work] = []

@@ -12,7 +12,7 @@ from functools import partial
 
 from torch import Tensor
 
-from planner.sums import SumName, Tree, strides
+from planner.sums import ColourTree, SumName, strides
 from runtime.sums.colours import add_up_tree
 from runtime.sums.ordered import add_up
 from runtime.sums.queues import NamedSum
@@ -37,7 +37,7 @@ def named_sum(name: SumName, places: int, group: Rail, rail: MakeRail) -> NamedS
 def _part(name: SumName, places: int, part: int, rail: MakeRail) -> Callable[[Tensor], None]:
     if name.kind == "colours":
         made = rail(range(places), part)
-        return partial(add_up_tree, rail=made, tree=Tree(places, name.parts, part))
+        return partial(add_up_tree, rail=made, tree=ColourTree(places, name.parts, part))
     known = strides(places)
     stride = known[part % len(known)]
     return partial(_ring, rail([step * stride % places for step in range(places)], part))

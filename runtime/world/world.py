@@ -142,7 +142,6 @@ def join(
     size: int,
     device: torch.device,
     how: str = runfolder.FILE,
-    *,
     cards: Sequence[str] = (),
 ) -> World:
     """Meets the other ranks.
