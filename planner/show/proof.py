@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from planner.plan import MOST_NEAR, Certificate, Plan, SearchSpace, told_shared, world_size
+from planner.plan import MOST_NEAR, Certificate, Plan, SearchSpace, told_shared, told_sums, world_size
 from planner.show.rivals import error_of, on_hosts, paired, rival_rows
 from planner.units import format_duration, format_percent, format_rate, number_word, plural
 
@@ -71,7 +71,8 @@ def how(plan: Plan) -> str:
     if recomputed:
         extra.append(f"{recomputed} of {plural(len(plan.stages), 'stage')} recompute")
     extra += ["optimizer state is sharded"] if plan.shard_optimizer else []
-    extra += [f"replicas share {told}"] if (told := told_shared(plan)) else []
+    for how, told in (("replicas share", told_shared(plan)), ("gradients are summed by", told_sums(plan))):
+        extra += [f"{how} {told}"] if told else []
     extra += ["updates overlap with the next step"] if schedule.update == "rolling" else []
     return "; ".join([", ".join(part for part in parts if part), *extra])
 

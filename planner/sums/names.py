@@ -35,7 +35,7 @@ class SumName(NamedTuple):
 
 
 class SumRate(Part):
-    """What a named sum showed over a link: the latency of a round, and the bytes a second of one card."""
+    """The rate that a named sum showed over a link: the latency of a round, and the bytes a second of one card."""
 
     latency_s: float = Field(ge=0, le=3600, strict=True)
     bandwidth_bytes_per_s: Positive
@@ -94,5 +94,8 @@ def names_for(places: int, cards: int = 1) -> tuple[SumName, ...]:
 
 
 def today(places: int) -> SumName:
-    """Returns how ranks on hosts sum where a plan does not say: two numbers have one sum, more have an order."""
+    """Returns how ranks on hosts sum where a plan does not say: two numbers have one sum, more have an order.
+
+    Args: `places` is the number of ranks.
+    """
     return SumName("direct" if places > 2 else "ring")

@@ -70,13 +70,19 @@ class ColourTree:
 
 @cache
 def disjoint(places: int, colours: int) -> bool:
-    """Returns whether no two colours use one directed link."""
+    """Returns whether no two colours use one directed link.
+
+    Args: `places` is the number of ranks, `colours` that of trees.
+    """
     used = Counter(link for c in range(colours) for link in ColourTree(places, colours, c).links())
     return max(used.values(), default=1) == 1
 
 
 @cache
 def inner_twice(places: int, colours: int) -> int:
-    """Returns in how many colours a rank has children at most; 1 where inner nodes of colours are disjoint."""
+    """Returns in how many colours a rank has children at most; 1 where inner nodes of colours are disjoint.
+
+    Args: `places` is the number of ranks, `colours` that of trees.
+    """
     used = Counter(rank for c in range(colours) for rank in ColourTree(places, colours, c).inner())
     return max(used.values(), default=1)
