@@ -2,19 +2,18 @@
 
 In go results, notes, errors, progress and tables; out goes text. Results go to standard output, all else to standard
 error.
-Start reading in `console.py`; `progress.py` shows how far a long task is.
+Start reading in `console.py`; `layout.py` wraps, aligns and colours, and `progress.py` shows how far a long task is.
 """
 
 from planner.terminal.console import (
     Output,
     answers_alone,
-    columns,
     grids,
-    patient,
     report_error,
     whole_numbers,
 )
-from planner.terminal.progress import Report
+from planner.terminal.layout import columns, say
+from planner.terminal.progress import Report, patient
 
 __all__ = [
     "Output",
@@ -24,5 +23,6 @@ __all__ = [
     "grids",
     "patient",
     "report_error",
+    "say",
     "whole_numbers",
 ]

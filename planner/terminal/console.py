@@ -1,31 +1,23 @@
 """The voice of every command: people read standard output, programs read one JSON object there with `--json`.
 
-All text goes through `printable`, so that no file that a command has read can steer the terminal.
-
-Tables are plain, so that they are legible in a log, and in a terminal as narrow as it may be.
+All text goes through `printable`, so that no file that a command has read can steer the terminal, and is laid out for
+the terminal that takes it (`layout.py`).
 """
 
 from __future__ import annotations
 
 import json
-import os
-import re
-import shutil
 import sys
-import textwrap
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import TextIO
 
 from planner.errors import BadInput, ShardwrightError, causes
-from planner.shown import one_line, printable
+from planner.shown import printable
+from planner.terminal.layout import say
 
-MOST_RARELY_S = 300.0  # between two words of what takes long
 LONGEST_LINE = 4096  # characters of a message
 
 _ANSWERS: ContextVar[TextIO | None] = ContextVar("_ANSWERS", default=None)
@@ -56,37 +48,24 @@ class Output:
 
         Args: `data` is what JSON can hold, for `--json`; `text` is called for people only.
         """
-        print(json.dumps(data) if self.as_json else printable(text()), file=_ANSWERS.get(), flush=True)
+        if self.as_json:
+            print(json.dumps(data), file=_ANSWERS.get(), flush=True)
+        else:
+            say(printable(text()), _ANSWERS.get() or sys.stdout)
+
+    def file(self, data: object, text: str) -> None:
+        """Prints the text of a file, such as a script, whose lines stay as they are.
+
+        Args: `data` and `text` are as in `result`.
+        """
+        print(json.dumps(data) if self.as_json else printable(text), file=_ANSWERS.get(), flush=True)
 
     def note(self, text: str) -> None:
         """Prints a line to standard error, which is never part of the result.
 
         Args: `text` is for people.
         """
-        print(printable(text), file=sys.stderr, flush=True)
-
-
-@contextmanager
-def patient(doing: str, first_s: float = 1.0) -> Iterator[None]:
-    """Prints a line now and then, ever more rarely, while a long task runs.
-
-    Args: `doing` names the task; `first_s` is the seconds until the first line.
-    """
-    done, begun = threading.Event(), time.monotonic()
-
-    def tell() -> None:
-        pause_s = first_s
-        while not done.wait(pause_s):
-            print(f"{printable(doing)}: {time.monotonic() - begun:.0f} s so far", file=sys.stderr, flush=True)
-            pause_s = min(2 * pause_s, MOST_RARELY_S)
-
-    teller = threading.Thread(target=tell, name="patient", daemon=True)
-    teller.start()
-    try:
-        yield
-    finally:
-        done.set()
-        teller.join()
+        say(printable(text), sys.stderr)
 
 
 def report_error(error: ShardwrightError, *, as_json: bool) -> int:
@@ -100,7 +79,7 @@ def report_error(error: ShardwrightError, *, as_json: bool) -> int:
         told |= {"causes": because} if because else {}
         print(json.dumps({"error": told}), file=_ANSWERS.get())
     said = [f"error: {_within(str(error))}", *map(_within, because)]
-    print("\n  caused by ".join(map(printable, said)), file=sys.stderr)
+    say("\n  caused by ".join(map(printable, said)), sys.stderr)
     return error.status
 
 
@@ -141,73 +120,3 @@ def grids(text: str, option: str) -> tuple[tuple[int, ...], ...]:
     if least < 1:
         raise BadInput(f"{least} is too small", where=option, allowed="1 or more")
     return tuple(dict.fromkeys(grid for grid in found if max(grid) > 1))
-
-
-GAP = "  "
-LEAST = 12  # columns of text that words are wrapped into; narrower, a row becomes a paragraph
-
-
-def columns(rows: Sequence[Sequence[object]], heads: Sequence[str], *, width: int | None = None) -> str:
-    """Sets rows as a table; numbers stand right.
-
-    Cells wider than the terminal (or COLUMNS) wrap their words, or else each row becomes a paragraph. Files and pipes
-    get whole lines.
-
-    Args: `width` replaces the width of the terminal.
-    Returns: lines without a line break at the end.
-    """
-    table = [list(heads), *([one_line(str(cell)) for cell in row] for row in rows)]
-    wide = [max(map(len, column)) for column in zip(*table, strict=True)]
-    right = [len(table) > 1 and all(map(_number, column[1:])) for column in zip(*table, strict=True)]
-    room = room_of_terminal() if width is None else width
-    if room is not None:
-        fitted = _fitted(wide, right, room)
-        if fitted is None:
-            return "\n".join(_paragraph(table[0], row, room) for row in table[1:])
-        wide = fitted
-    return "\n".join(line for row in table for line in _lines(row, wide, right))
-
-
-def room_of_terminal() -> int | None:
-    """Returns the characters of a line: COLUMNS, or the terminal's width; None where there is neither."""
-    said = os.environ.get("COLUMNS", "")
-    if said.isdigit() and int(said):
-        return max(int(said), 20)
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-
-
-def _fitted(wide: Sequence[int], right: Sequence[bool], room: int) -> list[int] | None:
-    """Takes from the widest columns of words until all fit; None where that leaves too little of them."""
-    found = list(wide)
-    words = [i for i, numbers in enumerate(right) if not numbers and wide[i] > LEAST]
-    while (over := sum(found) + len(GAP) * (len(found) - 1) - room) > 0:
-        widest = max(words, key=lambda i: found[i], default=None)
-        if widest is None or found[widest] <= LEAST:
-            return None
-        found[widest] -= 1 if over < len(found) else min(over // len(found), found[widest] - LEAST)
-    return found
-
-
-def _lines(row: Sequence[str], wide: Sequence[int], right: Sequence[bool]) -> list[str]:
-    cells = [
-        textwrap.wrap(cell, w, break_on_hyphens=False) if len(cell) > w else [cell]
-        for cell, w in zip(row, wide, strict=True)
-    ]
-    return [
-        GAP.join(
-            text.rjust(w) if r else text.ljust(w) for text, w, r in zip(line, wide, right, strict=True)
-        ).rstrip()
-        for line in zip_longest(*cells, fillvalue="")
-    ]
-
-
-def _paragraph(heads: Sequence[str], row: Sequence[str], room: int) -> str:
-    told = [f"{head} {cell}".strip() for head, cell in zip(heads, row, strict=True) if cell]
-    return textwrap.fill("; ".join(told), room, subsequent_indent=GAP, break_on_hyphens=False)
-
-
-_WORDS = re.compile(r"\d+[a-z]\d|.*, ")  # "1f1b", or a list such as "2 replicas, 4 workers"
-
-
-def _number(text: str) -> bool:
-    return not text or ((text[0].isdigit() or text[0] in "-+.<") and not _WORDS.match(text))

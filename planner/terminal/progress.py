@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,13 +11,36 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
 from planner.shown import printable
-from planner.terminal.console import patient
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
 FIRST_LINE_S = 1.0  # what takes less is not spoken of
 SECONDS_BETWEEN_LINES = 10.0
+MOST_RARELY_S = 300.0  # between two words of what takes long
+
+
+@contextmanager
+def patient(doing: str, first_s: float = 1.0) -> Iterator[None]:
+    """Prints a line now and then, ever more rarely, while a long task runs.
+
+    Args: `doing` names the task; `first_s` is the seconds until the first line.
+    """
+    done, begun = threading.Event(), time.monotonic()
+
+    def tell() -> None:
+        pause_s = first_s
+        while not done.wait(pause_s):
+            print(f"{printable(doing)}: {time.monotonic() - begun:.0f} s so far", file=sys.stderr, flush=True)
+            pause_s = min(2 * pause_s, MOST_RARELY_S)
+
+    teller = threading.Thread(target=tell, name="patient", daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        done.set()
+        teller.join()
 
 
 class Report:

@@ -13,9 +13,8 @@ from planner.errors import BadInput, Interrupted
 from planner.files import absolute
 from runtime.cli import runs
 from runtime.cli import slurm as slurm_options
-from runtime.cli.infer import register_infer
+from runtime.cli.infer import register_infer, register_prune
 from runtime.cli.launch_options import LaunchOptions
-from runtime.cli.prune import register_prune
 from runtime.runfolder import unused
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import pytest
 
 from planner.errors import BadInput
 from planner.files import disk
-from planner.terminal import console
+from planner.terminal import console, progress
 
 
 def test_parts_of_samples_are_read_in_order_and_whole_ones_left_out() -> None:
@@ -55,11 +55,11 @@ def test_a_folder_that_cannot_be_written_into_is_refused_before_any_work(
 def test_what_takes_long_says_so_now_and_then_and_what_is_quick_does_not(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with console.patient("counting", first_s=60):
+    with progress.patient("counting", first_s=60):
         pass
     assert capsys.readouterr().err == ""
     told = threading.Event()
-    with console.patient("counting", first_s=0.001):
+    with progress.patient("counting", first_s=0.001):
         told.wait(0.2)
     lines = capsys.readouterr().err.splitlines()
     assert 1 <= len(lines) <= 8 and set(lines) == {"counting: 0 s so far"}
