@@ -13,9 +13,10 @@ from planner.terminal.console import (
     whole_numbers,
 )
 from planner.terminal.layout import columns, say
-from planner.terminal.progress import Report, patient
+from planner.terminal.progress import Line, Report, patient
 
 __all__ = [
+    "Line",
     "Output",
     "Report",
     "answers_alone",

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
 from planner.shown import printable
+from planner.terminal.layout import room_of
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 FIRST_LINE_S = 1.0  # what takes less is not spoken of
 SECONDS_BETWEEN_LINES = 10.0
 MOST_RARELY_S = 300.0  # between two words of what takes long
+_A_SECOND = 4  # times that a line in place is written
 
 
 @contextmanager
@@ -117,6 +120,62 @@ class Report:
             self._bar.start()
             self._bar.add_task(self._named, total=1.0)
         self._bar.update(self._bar.task_ids[0], completed=share, description=self._named)
+
+
+class Line:
+    """One line that says how a long task goes: in place on a terminal, elsewhere now and then where that is asked for."""
+
+    def __init__(self, title: str, *, anyway: bool = False, stream: TextIO | None = None) -> None:
+        self._title, self._stream = printable(title), stream or sys.stderr
+        self._in_place = self._stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._wanted = anyway or self._stream.isatty()
+        self._words: Sequence[str] = ()
+        self._done, self._begun = threading.Event(), 0.0
+        self._teller = threading.Thread(target=self._go, name="line", daemon=True)
+
+    def __enter__(self) -> Line:
+        self._begun = time.monotonic()
+        if self._wanted:
+            self._teller.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._done.set()
+        if self._wanted:
+            self._teller.join()
+
+    def tell(self, words: Sequence[str]) -> None:
+        """Takes what the line says from now on.
+
+        Args: `words` are parts of the line, what matters most first.
+        """
+        self._words = words
+
+    def text(self, spent_s: float, room: int | None = None) -> str:
+        """Returns the line, without the last parts where the room is too small for all.
+
+        Args: `spent_s` is seconds since the start.
+        """
+        parts = [*self._words, f"{spent_s:.0f} s"]
+        while room is not None and parts and len(self._title) + 2 + len(", ".join(parts)) > room:
+            parts.pop()
+        return f"{self._title}: {', '.join(parts)}" if parts else ""
+
+    def _go(self) -> None:
+        pause_s, shown = FIRST_LINE_S, False
+        while not self._done.wait(pause_s):
+            room = room_of(self._stream)
+            said = self.text(time.monotonic() - self._begun, None if room is None else room - 1)
+            shown = shown or self._in_place
+            print(
+                f"\r\x1b[2K{said}" if self._in_place else said, end="" if shown else "\n", file=self._stream
+            )
+            self._stream.flush()
+            pause_s = 1 / _A_SECOND if shown else min(2 * pause_s, MOST_RARELY_S)
+        if shown:
+            print("\r\x1b[2K", end="", file=self._stream, flush=True)
 
 
 def _bar(stream: TextIO) -> Progress:
