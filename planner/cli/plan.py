@@ -114,13 +114,13 @@ def plan(given: PlanOptions, measure: Measure, observe: Observe) -> None:
     from planner import cluster as clusters
     from planner import show
     from planner.kept import kept_asked, shares_asked
-    from planner.milp import Question, Watch, effort_named, pins
+    from planner.milp import Question, SearchWatch, effort_named, pins
     from planner.workload import parse_settings
 
     shares = shares_asked(given.kept)
     goal = _goal(given.batch, given.devices, given.frontier, shares)
-    line = terminal.Line(f"planning {given.named}", anyway=given.progress)
-    watch = Watch(lambda found: line.tell(show.words(found)))
+    line = terminal.LiveLine(f"planning {given.named}", anyway=given.progress)
+    watch = SearchWatch(lambda found: line.tell(show.words(found)))
     effort = effort_named(given.effort, watch)
     machines = corrected_machines(clusters.load(given.cluster), given.calibration, given.replan_from, observe)
     fixed = _fixed(parse_settings(given.fix or [], "--fix"), goal)

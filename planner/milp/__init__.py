@@ -7,7 +7,7 @@ goes through configurations, `cut/` prices the cuts of one, `proof/` bounds them
 
 from planner.milp.explain import configuration_of, parts_ns
 from planner.milp.instance import Instance, changed
-from planner.milp.limits import Effort, SearchProgress, Watch, effort_named
+from planner.milp.limits import Effort, SearchProgress, SearchWatch, effort_named
 from planner.milp.pins import Pins, pins
 from planner.milp.question import (
     Question,
@@ -27,7 +27,7 @@ __all__ = [
     "Question",
     "SearchProgress",
     "SearchState",
-    "Watch",
+    "SearchWatch",
     "changed",
     "configuration_of",
     "effort_named",

@@ -1,6 +1,6 @@
 """Every threshold of the solver, in one place: what limits the space that is searched, and what limits the work.
 
-Tests patch them low, so that small questions cross each of them and exhaustion can check the answers. A `Watch` ends a
+Tests patch them low, so that small questions cross each of them and exhaustion can check the answers. A `SearchWatch` ends a
 search from outside: it is told how far the search has come, and knows of Ctrl-C.
 """
 
@@ -107,7 +107,7 @@ class SearchProgress:
         return max(0.0, self.best_ns / max(self.bound_ns, 1) - 1)
 
 
-class Watch:
+class SearchWatch:
     """Follows searches from outside, and ends them by Ctrl-C with the best plan so far.
 
     Within `stoppable` the first Ctrl-C ends what is being searched, whatever else is asked ends as soon as it begins,
@@ -118,13 +118,16 @@ class Watch:
         self.stopped = False  # by Ctrl-C
         self._tell, self._every_s = tell, every_s
         self._told_s = 0.0
-        self._searching = False
+        self._searching = self._within = False
 
     def at(self, progress: Callable[[], SearchProgress]) -> None:
         """Tells how far a search is, where somebody listens and the last word was some time ago.
 
         Args: `progress` is asked only then.
+        Raises: KeyboardInterrupt where a library has swallowed that of Ctrl-C.
         """
+        if self.stopped and self._within:
+            raise KeyboardInterrupt
         if self._tell is not None and time.monotonic() - self._told_s >= self._every_s:
             self._tell(progress())
             self._told_s = time.monotonic()
@@ -143,13 +146,13 @@ class Watch:
 
         Raises: KeyboardInterrupt where Ctrl-C came before.
         """
-        self._searching = not self.stopped
+        self._searching = self._within = not self.stopped
         if self.stopped:
             raise KeyboardInterrupt
 
     def end(self) -> None:
         """Ends the part that Ctrl-C may end: what follows is kept whole."""
-        self._searching = False
+        self._searching = self._within = False
 
     @contextmanager
     def stoppable(self) -> Iterator[None]:
@@ -182,17 +185,17 @@ class Effort:
     proves: bool = (
         True  # False ends the search with its answers; other configurations keep the bounds of totals
     )
-    watch: Watch = field(default_factory=Watch, compare=False, repr=False)
+    watch: SearchWatch = field(default_factory=SearchWatch, compare=False, repr=False)
 
 
-def effort_named(name: str, watch: Watch | None = None) -> Effort:
+def effort_named(name: str, watch: SearchWatch | None = None) -> Effort:
     """Returns how hard to search.
 
     Args: `name` is "quick" (answers, and the best configuration alone), "normal" (a bounded proof) or "full" (ten times
       the work); `watch` follows the search.
     Raises: BadInput for another name.
     """
-    watch = watch or Watch()
+    watch = watch or SearchWatch()
     if name == "quick":
         return Effort(proves=False, watch=watch)
     if name == "full":

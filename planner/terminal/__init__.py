@@ -13,10 +13,10 @@ from planner.terminal.console import (
     whole_numbers,
 )
 from planner.terminal.layout import columns, say
-from planner.terminal.progress import Line, Report, patient
+from planner.terminal.progress import LiveLine, Report, patient
 
 __all__ = [
-    "Line",
+    "LiveLine",
     "Output",
     "Report",
     "answers_alone",

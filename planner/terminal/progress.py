@@ -122,7 +122,7 @@ class Report:
         self._bar.update(self._bar.task_ids[0], completed=share, description=self._named)
 
 
-class Line:
+class LiveLine:
     """One line that says how a long task goes: in place on a terminal, elsewhere now and then where that is asked for."""
 
     def __init__(self, title: str, *, anyway: bool = False, stream: TextIO | None = None) -> None:
@@ -133,7 +133,7 @@ class Line:
         self._done, self._begun = threading.Event(), 0.0
         self._teller = threading.Thread(target=self._go, name="line", daemon=True)
 
-    def __enter__(self) -> Line:
+    def __enter__(self) -> LiveLine:
         self._begun = time.monotonic()
         if self._wanted:
             self._teller.start()

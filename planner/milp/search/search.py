@@ -131,9 +131,12 @@ def search(
         watch.begin()
         _run(state, waiting, configurations)
         watch.end()
-    except KeyboardInterrupt:
-        if state.best is None:
+    except BaseException as error:
+        # A library that Ctrl-C meets in the middle of a call may turn it into an error of its own.
+        if not (watch.stopped or isinstance(error, KeyboardInterrupt)):
             raise
+        if state.best is None:
+            raise KeyboardInterrupt from error
         state.stopped = True
         waiting.leave(configurations)
     finally:

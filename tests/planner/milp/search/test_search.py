@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from random import Random
@@ -16,7 +17,7 @@ from planner.milp import (
     Question,
     SearchProgress,
     SearchState,
-    Watch,
+    SearchWatch,
     effort_named,
     solve,
     solve_with_search,
@@ -145,7 +146,7 @@ def interrupted_at(name: str, moment: int) -> Plan | None:
         if left[0] == 0:
             signal.raise_signal(signal.SIGINT)
 
-    watch = Watch()
+    watch = SearchWatch()
     asked = replace(ASKED[name], effort=Effort(watch=watch))
     with watch.stoppable():
         sys.setprofile(press)
@@ -180,7 +181,7 @@ def test_ctrl_c_at_any_moment_gives_a_plan_with_an_honest_gap_or_nothing_yet(nam
 
 
 def test_the_second_ctrl_c_ends() -> None:
-    watch = Watch()
+    watch = SearchWatch()
     with watch.stoppable():
         signal.raise_signal(signal.SIGINT)
         assert watch.stopped
@@ -192,7 +193,7 @@ def test_the_second_ctrl_c_ends() -> None:
 
 def test_a_search_tells_how_far_it_is_and_its_bound_holds_at_any_time() -> None:
     told: list[SearchProgress] = []
-    plan = solve(replace(ASKED["free"], effort=Effort(watch=Watch(told.append, every_s=0))))
+    plan = solve(replace(ASKED["free"], effort=Effort(watch=SearchWatch(told.append, every_s=0))))
     assert dump(plan) == dump(found("free")[0]), "who watches changes nothing"
     assert plan.certificate is not None and plan.certificate.searched is not None
     step = plan.prediction.step_ns
@@ -202,3 +203,28 @@ def test_a_search_tells_how_far_it_is_and_its_bound_holds_at_any_time() -> None:
     assert all(0 <= each.done <= each.all for each in told)
     bounds = [each.gap for each in told if each.gap is not None]
     assert bounds and bounds[-1] <= bounds[0]
+
+
+def test_an_error_that_a_library_makes_of_ctrl_c_ends_the_search_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def prove(state: SearchState) -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise TypeError("cannot compare") from None
+
+    def swallow(state: SearchState) -> None:
+        with suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        state.follow()
+
+    for spoilt in (prove, swallow):
+        monkeypatch.setattr(SearchState, "prove", spoilt)
+        watch = SearchWatch()
+        with watch.stoppable():
+            plan, search = solve_with_search(ASKED["two nodes"].instance(), Effort(watch=watch))
+        assert search.stopped and plan.certificate is not None
+    monkeypatch.setattr(SearchState, "prove", lambda state: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        solve(ASKED["two nodes"])
