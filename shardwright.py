@@ -76,6 +76,7 @@ __all__ = [
     "calibrate",
     "capture",
     "compare",
+    "export",
     "frontier",
     "infer",
     "launch",
@@ -281,6 +282,21 @@ def compare(*plans: Plan) -> SideBySide:
     from planner.show import compare as compared
 
     return compared(*plans)
+
+
+def export(chosen: Plan | str | Path, to: str) -> str:
+    """Writes a plan as the settings of another trainer.
+
+    Args: `chosen` is a plan or its file; `to` is torchtitan, megatron, deepspeed, accelerate, fsdp2 or torchrun.
+    Returns: the text of a file or command, with the same degrees, batches, schedule, cuts and sharding.
+    Raises: BadInput with all that the trainer cannot state.
+    """
+    from planner import export as trainers
+    from planner import plan as plans
+
+    if isinstance(chosen, Plan):
+        return trainers.export(chosen, to)
+    return trainers.export(plans.load(chosen), to, str(chosen))
 
 
 def calibrate(*runs: str | Path) -> Corrections:

@@ -268,7 +268,7 @@ def test_ctrl_c_before_any_plan_says_that_there_is_none(
 def test_how_far_a_plan_is_is_said_on_a_terminal_or_where_it_is_asked_for(
     files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("planner.terminal.progress.FIRST_LINE_S", 0.01)
+    monkeypatch.setattr("planner.terminal.console.FIRST_LINE_S", 0.01)
     asked = [*files, "--batch", "4", "-o", str(tmp_path / "p.yaml"), "--force"]
     assert sw.run(asked) == 0
     assert capsys.readouterr().err == ""

@@ -39,7 +39,7 @@ ERRORS = (
     [*ASK, "--schedule=waltz"],
     [*ASK, "--precision=fp3"],
     [*ASK, "--fix=data=4096"],
-    ["profile", "mlp", "--device=abacus"],
+    ["profile", "mlp", "--set=size=none"],
     ["profile", "no-such-model"],
     ["verify", "nowhere.yaml"],
     ["verify", PLAN, "--profile=p.yaml"],
@@ -170,5 +170,15 @@ def test_colours_add_nothing_and_lose_nothing(
 def test_every_command_is_tried_or_named_here() -> None:
     """A new command belongs in one of the lists above."""
     tried = {words[0] for words in (*ERRORS, *ANSWERS, *OF_A_RUN, *DRAWN)}
-    left = {"init", "cancel", "prune", "rehearse", "probe", "demo", "scavenge"}  # their help is tried
+    left = {
+        "init",
+        "cancel",
+        "prune",
+        "dedup",
+        "export",
+        "rehearse",
+        "probe",
+        "demo",
+        "scavenge",
+    }  # their help is tried
     assert {str(each.name) for each in sw._app().registered_commands} <= tried | left

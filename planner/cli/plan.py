@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planner import files, terminal
-from planner.cli.app import Force, Json, Measure, Set, Tools, add_command
+from planner.cli.app import Force, Json, Measure, Set, Tools, add_command, whole_numbers
+from planner.cli.export import Baselined, register_export
 from planner.cli.inspect import (
     Observe,
     _show_command,
@@ -35,7 +36,7 @@ EXAMPLE = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanOptions:
+class PlanOptions(Baselined):
     workload: Annotated[str | None, typer.Argument(help="may be left out with --profile")] = None
     cluster: Annotated[Path, typer.Option(help="the machines: a cluster.yaml")]
     batch: Annotated[
@@ -125,6 +126,7 @@ def plan(given: PlanOptions, measure: Measure, observe: Observe) -> None:
     machines = corrected_machines(clusters.load(given.cluster), given.calibration, given.replan_from, observe)
     fixed = _fixed(parse_settings(given.fix or [], "--fix"), goal)
     # Before anything is measured: what means nothing, and what cannot be written.
+    given.refuse_baseline(single=goal.single)
     pinned = pins(fixed, given.families)
     if given.workload is not None:
         given.place(given.workload, goal)
@@ -161,8 +163,8 @@ _ENDED = "stopped by Ctrl-C: nothing found yet"
 def _goal(batch: str, devices: str | None, frontier: bool, shares: tuple[float, ...]) -> Goal:
     from planner.explore import Goal
 
-    batches = () if batch == "auto" else terminal.whole_numbers(batch, "--batch")
-    counts = terminal.whole_numbers(devices, "--devices") if devices is not None else ()
+    batches = () if batch == "auto" else whole_numbers(batch, "--batch")
+    counts = whole_numbers(devices, "--devices") if devices is not None else ()
     several = shares if len(shares) > 1 else ()
     if (len(batches) != 1) + (len(counts) > 1) + frontier + bool(several) > 1:
         raise BadInput(
@@ -187,7 +189,7 @@ def _one(question: Question, goal: Goal, where: PlanOptions) -> Answer:
     from planner import explore, milp, show
     from planner import plan as plans
 
-    path = where.place(question.profile.workload, goal)
+    path, present = where.place(question.profile.workload, goal), where.priced(question)
     why = explore.explain(question) if where.explain else None
     found = why.plan if why is not None else milp.solve(question)
     files.write_whole(path, plans.dump(found))
@@ -197,6 +199,9 @@ def _one(question: Question, goal: Goal, where: PlanOptions) -> Answer:
     }
     data["certificate"] = show.proof_data(found)
     layers = [*show.plan_lines(found), *_frozen(found, question)]
+    if present is not None:
+        data["baseline"], told = present.compared(found)
+        layers += told
     layers.append(_written(path, where))
     if why is not None:
         data["explanation"] = show.data(why)
@@ -280,4 +285,5 @@ def register(app: typer.Typer, tools: Tools) -> None:
     app.command("show", epilog="Example: shardwright show plan.yaml")(_show_command(tools))
     app.command("simulate", epilog="Example: shardwright simulate plan.yaml --svg timeline.svg")(simulate)
     register_report(app, tools.record)
+    register_export(app)
     register_scavenge(app)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 import typer
 
 from planner import files, terminal
-from planner.cli.app import Force, Json, Measure, Out, Set, Tools
+from planner.cli.app import Force, Json, Measure, Out, Set, Tools, grids, whole_numbers
 from planner.errors import BadInput
 
 if TYPE_CHECKING:
@@ -67,9 +67,9 @@ def profile(given: ProfileOptions, tools: Tools) -> None:
         given.workload,
         parse_settings(given.set_ or []),
         device=given.device,
-        micros=terminal.whole_numbers(given.micro, "--micro"),
+        micros=whole_numbers(given.micro, "--micro"),
         precision=given.precision,
-        grids=terminal.grids(given.spatial, "--spatial"),
+        grids=grids(given.spatial, "--spatial"),
         tools=tools,
         journal=path,
     )
@@ -175,6 +175,7 @@ class CostsAsked(Protocol):
     def precision(self) -> str | None: ...
     @property
     def execution(self) -> str | None: ...
+    def with_present(self, micros: tuple[int, ...]) -> tuple[int, ...]: ...
 
 
 def costs_of(given: CostsAsked, measure: Measure, machines: Cluster, goal: Goal, pinned: Pins) -> Profile:
@@ -226,7 +227,7 @@ def _measured(
         given.workload,
         settings,
         device="cpu" if device == "cpu" else f"roofline:{device}",
-        micros=powers if pinned.micro is None else (pinned.micro,),
+        micros=given.with_present(powers if pinned.micro is None else (pinned.micro,)),
         precision=given.precision or "fp32",
         execution=given.execution or "eager",
         grids=grids_of(pinned),

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from planner.errors import BadInput
 from planner.explore import Explanation, MoreMemory, PlanParts, PrunedState
-from planner.plan import Plan, distinct_replicas, times_of, world_size
+from planner.plan import Plan, distinct_replicas, reading_ns, times_of, world_size
 from planner.show import figures
 from planner.show.markup import block, paragraph, table
-from planner.show.rivals import configuration_text, rivals_text
+from planner.show.rivals import configuration_text, reading_text, rivals_text
 from planner.shown import Shown
 from planner.simulate import period_of_replica, simulate_plan
 from planner.terminal import columns
@@ -30,6 +30,7 @@ def explanation_text(found: Explanation) -> str:
         f"{table}\n" if table else "",
         _made_of(found.chosen),
         _waits(found.plan),
+        reading_text(found.plan),
         _hidden(found),
         _errors(found),
         _memory(found),
@@ -155,7 +156,7 @@ def explanation_dict(found: Explanation) -> dict[str, object]:
         "more_memory": None if found.room is None else _room_dict(found.room),
         "in_one_sum_ns": found.in_one.step_ns if found.in_one else None,
         "overhead": found.overhead.ratio if found.overhead else None,
-    }
+    } | ({"reading_ns": reading_ns(found.plan)} if found.plan.data else {})
 
 
 if TYPE_CHECKING:

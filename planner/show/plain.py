@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
+from planner.arrays import NS_PER_S
 from planner.cluster import NOTABLE_SHARE, Cluster, total_devices
 from planner.plan import Plan, StagePlan
 from planner.profile import CostKey, LayerCost, Profile, kept_values
@@ -100,11 +101,17 @@ def of_profile(profile: Profile) -> str:
 
 
 def _beside(profile: Profile) -> Iterator[str]:
-    """Yields that the machine was busy with something else, where it was."""
+    """Yields that the machine was busy with something else, and what reading samples takes, where either is so."""
     if profile.others > NOTABLE_SHARE:
         yield (
             f"Other processes took {profile.others:.0%} of this machine while it was measured, so that times may be "
             "off by more than their spread. Measure again when the machine is idle."
+        )
+    if (cost := profile.samples) is not None:
+        yield (
+            f"One process takes {format_duration(cost.cold_s * NS_PER_S)} to read a sample of the dataset "
+            f"({format_bytes(cost.sample_bytes)}), {format_duration(cost.warm_s * NS_PER_S)} when it reads it again, and "
+            f"{format_duration(cost.collate_s * NS_PER_S)} to join it to a batch."
         )
 
 

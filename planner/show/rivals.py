@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from planner.plan import Certificate, Plan, PlannedConfiguration, Rival, RivalKind
+from planner.plan import (
+    UNSEEN,
+    Certificate,
+    Plan,
+    PlannedConfiguration,
+    Rival,
+    RivalKind,
+    awaited_ns,
+    readers,
+    reading_ns,
+)
 from planner.schedule import FAMILIES
 from planner.terminal import columns
 from planner.units import format_bytes, format_duration, format_percent, numbered, plural
 
+MOST_READERS = 4096  # of a rank, as `launch` takes them
 _ZERO_BUBBLE = ("zb-h1", "zb-h2", "zb-v")
 _KINDS = {
     "data_parallel": "data parallel",
@@ -189,9 +200,38 @@ def rivals_text(plan: Plan) -> str:
 
 
 def on_hosts(plan: Plan) -> list[str]:
-    """Returns the memory of the fullest worker and what its process keeps; nothing of a plan for other devices."""
+    """Returns the memory of the fullest worker and what its process keeps, and what reading samples adds to a step.
+
+    Args: `plan` may be for other devices, and say nothing of its samples.
+    """
+    read_ns = reading_ns(plan)
+    slow = read_ns > UNSEEN * plan.prediction.step_ns
+    read = (
+        [f"  reading samples takes a rank {format_duration(read_ns)} a step; see --data-workers"]
+        if slow
+        else []
+    )
     fullest = max(plan.prediction.memory, key=lambda memory: memory.total, default=None)
     if fullest is None or not fullest.margin or not plan.provenance.profile.startswith("cpu"):
-        return []
+        return read
     held, margin = format_bytes(fullest.total - fullest.margin), format_bytes(fullest.margin)
-    return [f"  a rank holds up to {held}; {margin} of its host are left to its process and to fragments"]
+    return [
+        f"  a rank holds up to {held}; {margin} of its host are left to its process and to fragments",
+        *read,
+    ]
+
+
+def reading_text(plan: Plan) -> str:
+    """Returns what reading samples adds to a step, and how many readers would hide it; empty where it hides.
+
+    Args: `plan` says nothing where reading was not measured.
+    """
+    step_ns, read_ns = plan.prediction.step_ns, reading_ns(plan)
+    if plan.data is None or read_ns <= UNSEEN * step_ns:
+        return ""
+    each = f"{format_duration(plan.data.sample_ns)} a sample, {format_duration(read_ns)} a step and rank"
+    hidden = plural(readers(plan, MOST_READERS), "reader")
+    return (
+        f"Reading samples takes {each}. A rank that reads alone has steps of {format_duration(awaited_ns(plan, 0))}; "
+        f"{hidden} a rank would hide it, and `--data-workers auto` takes as many as there are cores."
+    )

@@ -2,18 +2,18 @@
 
 In go results, notes, errors, progress and tables; out goes text. Results go to standard output, all else to standard
 error.
-Start reading in `console.py`; `layout.py` wraps, aligns and colours, and `progress.py` shows how far a long task is.
+Start reading in `console.py`; `layout.py` wraps, aligns and colours.
 """
 
 from planner.terminal.console import (
+    LiveLine,
     Output,
+    Report,
     answers_alone,
-    grids,
+    patient,
     report_error,
-    whole_numbers,
 )
 from planner.terminal.layout import columns, say
-from planner.terminal.progress import LiveLine, Report, patient
 
 __all__ = [
     "LiveLine",
@@ -21,9 +21,7 @@ __all__ = [
     "Report",
     "answers_alone",
     "columns",
-    "grids",
     "patient",
     "report_error",
     "say",
-    "whole_numbers",
 ]

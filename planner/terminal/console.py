@@ -1,22 +1,27 @@
 """The voice of every command: people read standard output, programs read one JSON object there with `--json`.
 
 All text goes through `printable`, so that no file that a command has read can steer the terminal, and is laid out for
-the terminal that takes it (`layout.py`).
+the terminal that takes it (`layout.py`). What takes long says how it goes: a bar or a line on a terminal, now and then a
+line elsewhere.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Callable, Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TextIO
+from types import TracebackType
+from typing import TYPE_CHECKING, TextIO
 
-from planner.errors import BadInput, ShardwrightError, causes
+from planner.errors import ShardwrightError, causes
 from planner.shown import printable
-from planner.terminal.layout import say
+from planner.terminal.layout import room_of, say
 
 LONGEST_LINE = 4096  # characters of a message
 
@@ -89,34 +94,180 @@ def _within(text: str) -> str:
     return "\n".join(lines)
 
 
-def whole_numbers(text: str, option: str) -> tuple[int, ...]:
-    """Reads a list of whole numbers, such as `1,2,4`.
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
-    Returns: the numbers in order and without repeats.
-    Raises: BadInput that names `option`, for anything else or a number below 1.
+FIRST_LINE_S = 1.0  # what takes less is not spoken of
+SECONDS_BETWEEN_LINES = 10.0
+MOST_RARELY_S = 300.0  # between two words of what takes long
+_A_SECOND = 4  # times that a line in place is written
+
+
+@contextmanager
+def patient(doing: str, first_s: float = 1.0) -> Iterator[None]:
+    """Prints a line now and then, ever more rarely, while a long task runs.
+
+    Args: `doing` names the task; `first_s` is the seconds until the first line.
     """
+    done, begun = threading.Event(), time.monotonic()
+
+    def tell() -> None:
+        pause_s = first_s
+        while not done.wait(pause_s):
+            print(f"{printable(doing)}: {time.monotonic() - begun:.0f} s so far", file=sys.stderr, flush=True)
+            pause_s = min(2 * pause_s, MOST_RARELY_S)
+
+    teller = threading.Thread(target=tell, name="patient", daemon=True)
+    teller.start()
     try:
-        numbers = sorted({int(word) for word in text.split(",")})
-    except ValueError:
-        raise BadInput(
-            f"'{text}' is no list of whole numbers", where=option, allowed="such as 1,2,4"
-        ) from None
-    if numbers[0] < 1:
-        raise BadInput(f"{numbers[0]} is too small", where=option, allowed="1 or more")
-    return tuple(numbers)
+        yield
+    finally:
+        done.set()
+        teller.join()
 
 
-def grids(text: str, option: str) -> tuple[tuple[int, ...], ...]:
-    """Reads a list of grids, such as `1,2,2x2`.
+class Report:
+    """A report of progress. The bar needs a thread and appears when first there is something to show.
 
-    Returns: the parts along each dimension of every grid; grids of one part, 1 or 1x1, are left out.
-    Raises: BadInput that names `option`, for anything else or a part below 1.
+    Until then this process may fork.
     """
-    try:
-        found = [tuple(int(part) for part in word.split("x")) for word in text.split(",")]
-    except ValueError:
-        raise BadInput(f"'{text}' is no list of parts", where=option, allowed="such as 1,2,2x2") from None
-    least = min(part for grid in found for part in grid)
-    if least < 1:
-        raise BadInput(f"{least} is too small", where=option, allowed="1 or more")
-    return tuple(dict.fromkeys(grid for grid in found if max(grid) > 1))
+
+    def __init__(self, title: str, stream: TextIO | None = None) -> None:
+        self._title, self._stream = printable(title), stream or sys.stderr
+        self._begun = self._spoken = time.monotonic()
+        self._pause_s, self._doing = FIRST_LINE_S, ""
+        self._bar: Progress | None = None
+
+    def __enter__(self) -> Report:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def at(self, share: float, doing: str = "") -> None:
+        """Reports progress; to be called often. A step that is named is spoken of once it has lasted a second.
+
+        Args: `share` is between 0 and 1; `doing` names the step.
+        """
+        now = time.monotonic()
+        if doing != self._doing:
+            self._doing, self._pause_s, self._spoken = doing, FIRST_LINE_S, now
+        if self._stream.isatty():
+            self._shown(share)
+        elif now - self._spoken > self._pause_s:
+            self._spoken, self._pause_s = now, SECONDS_BETWEEN_LINES
+            print(self.line(share, now - self._begun), file=self._stream, flush=True)
+
+    @contextmanager
+    def step(self, share: float, doing: str) -> Iterator[None]:
+        """Reports a step in which nobody can call `at`, while it is entered.
+
+        Args: `share` is between 0 and 1; `doing` names the step.
+        """
+        self._doing = doing
+        if self._stream.isatty():
+            self._shown(share)
+            yield
+        else:
+            with patient(self._named, FIRST_LINE_S):
+                yield
+
+    def say(self, text: str) -> None:
+        """Prints a line where progress is reported.
+
+        Args: `text` is for people.
+        """
+        print(printable(text), file=self._stream, flush=True)
+
+    def line(self, share: float, spent_s: float) -> str:
+        """Returns the line that is printed where there is no terminal.
+
+        Args: `share` is between 0 and 1; `spent_s` is seconds since the start.
+        """
+        left = f", about {spent_s * (1 - share) / share:.0f} s left" if share > 0 else ""
+        return f"{self._named}: {share:.0%}{left}"
+
+    @property
+    def _named(self) -> str:
+        return f"{self._title}: {printable(self._doing)}" if self._doing else self._title
+
+    def _shown(self, share: float) -> None:
+        if self._bar is None:
+            self._bar = _bar(self._stream)
+            self._bar.start()
+            self._bar.add_task(self._named, total=1.0)
+        self._bar.update(self._bar.task_ids[0], completed=share, description=self._named)
+
+
+class LiveLine:
+    """One line that says how a long task goes: in place on a terminal, elsewhere now and then where that is asked for."""
+
+    def __init__(self, title: str, *, anyway: bool = False, stream: TextIO | None = None) -> None:
+        self._title, self._stream = printable(title), stream or sys.stderr
+        self._in_place = self._stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._wanted = anyway or self._stream.isatty()
+        self._words: Sequence[str] = ()
+        self._done, self._begun = threading.Event(), 0.0
+        self._teller = threading.Thread(target=self._go, name="line", daemon=True)
+
+    def __enter__(self) -> LiveLine:
+        self._begun = time.monotonic()
+        if self._wanted:
+            self._teller.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._done.set()
+        if self._wanted:
+            self._teller.join()
+
+    def tell(self, words: Sequence[str]) -> None:
+        """Takes what the line says from now on.
+
+        Args: `words` are parts of the line, what matters most first.
+        """
+        self._words = words
+
+    def text(self, spent_s: float, room: int | None = None) -> str:
+        """Returns the line, without the last parts where the room is too small for all.
+
+        Args: `spent_s` is seconds since the start.
+        """
+        parts = [*self._words, f"{spent_s:.0f} s"]
+        while room is not None and parts and len(self._title) + 2 + len(", ".join(parts)) > room:
+            parts.pop()
+        return f"{self._title}: {', '.join(parts)}" if parts else ""
+
+    def _go(self) -> None:
+        pause_s, shown = FIRST_LINE_S, False
+        while not self._done.wait(pause_s):
+            room = room_of(self._stream)
+            said = self.text(time.monotonic() - self._begun, None if room is None else room - 1)
+            shown = shown or self._in_place
+            print(
+                f"\r\x1b[2K{said}" if self._in_place else said, end="" if shown else "\n", file=self._stream
+            )
+            self._stream.flush()
+            pause_s = 1 / _A_SECOND if shown else min(2 * pause_s, MOST_RARELY_S)
+        if shown:
+            print("\r\x1b[2K", end="", file=self._stream, flush=True)
+
+
+def _bar(stream: TextIO) -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=Console(file=stream),
+        refresh_per_second=2,  # what is measured beside it in this process should not notice
+    )
