@@ -38,6 +38,7 @@ ORDER = (
     "planner.cluster",
     "planner.profile",
     "planner.plan",
+    "planner.export",
     "planner.simulate",
     "planner.program",
     "planner.capture",
@@ -60,6 +61,7 @@ ORDER = (
     "runtime.execute",
     "runtime.stage",
     "runtime.data",
+    "runtime.dedup",
     "runtime.spatial",
     "runtime.layout",
     "runtime.sums",
@@ -69,6 +71,7 @@ ORDER = (
     "runtime.checkpoint",
     "runtime.rank",
     "runtime.loop",
+    "runtime.trackers",
     "runtime.train",
     "runtime.local",
     "runtime.rehearse",
@@ -100,17 +103,20 @@ VIEWS = ("_repr_html_", "plot")
 MOST_LINES = 300
 MOST_FILES = 300  # in the rooms of the house as it was built
 LATER_ROOMS = (
+    "planner.export",
     "planner.kept",
     "planner.layout",
     "planner.recipes",
     "planner.scavenge",
     "planner.sums",
+    "runtime.dedup",
     "runtime.infer",
     "runtime.kept",
     "runtime.layout",
     "runtime.loop",
     "runtime.sharding",
     "runtime.sums",
+    "runtime.trackers",
 )
 MOST_IN_A_ROOM = 12
 

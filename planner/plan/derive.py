@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from math import prod
+from math import ceil, prod
 from typing import NamedTuple
 
 from planner import cluster as clusters
 from planner.cluster import Cluster
-from planner.errors import BadInput, BadPlan, Infeasible, Violation
+from planner.errors import BadPlan, Infeasible, Violation
 from planner.kept import kept_counts
 from planner.model import ModelGraph, misplaced, refusals
-from planner.plan.plan import Axes, Place, Plan, StageTimes
-from planner.plan.sharding import refused_shards, shard_of, shared_by_element
+from planner.plan.plan import Axes, Place, Plan, StagePlan, StageTimes
+from planner.plan.sharding import refused_shards, refused_sums, shard_of, shared_by_element
 from planner.schedule import Kind, Schedule, parse_orders
-from planner.sums import names_for, offered, parse
+
+UNSEEN = 0.01  # of a step: shorter reading needs no process of its own
 
 
 def layers_of(plan: Plan) -> tuple[str, ...]:
@@ -209,52 +210,6 @@ def _refused_kept(plan: Plan, graph: ModelGraph) -> Iterator[Violation]:
         yield Violation(rule="kept", where="kept", message=message)
 
 
-def holders_of(plan: Plan, stage: int) -> int:
-    """Returns how many ranks hold a stage, over pipes, replicas and shards.
-
-    Args: `stage` is a number of a stage.
-    """
-    workers = {row[stage] for row in plan.schedule.place}
-    return len(workers) * plan.axes.data * plan.axes.spatial
-
-
-def cards_of(plan: Plan) -> tuple[str, ...]:
-    """Returns the interfaces of the network cards that sums of a plan go over; none where it lists none."""
-    return plan.sums.cards if plan.sums is not None else ()
-
-
-def told_sums(plan: Plan) -> str:
-    """Returns how gradients are summed, in words; "" where that is as a run does by itself."""
-    if plan.sums is None:
-        return ""
-    over = f" over {', '.join(plan.sums.cards)}" if plan.sums.cards else ""
-    return ", ".join(dict.fromkeys(plan.sums.by)) + over
-
-
-def _refused_sums(plan: Plan) -> Iterator[Violation]:
-    """Yields names of sums that the holders of a stage cannot use."""
-    if plan.sums is None:
-        return
-    if len(plan.sums.by) != len(plan.stages):
-        message = f"has {len(plan.sums.by)} names; {len(plan.stages)} stages need {len(plan.stages)}"
-        yield Violation(rule="sums", where="sums.by", message=message)
-        return
-    for stage, text in enumerate(plan.sums.by):
-        holders, cards, where = holders_of(plan, stage), max(1, len(plan.sums.cards)), f"sums.by[{stage}]"
-        try:
-            name = parse(text)
-        except BadInput as error:
-            yield Violation(rule="sums", where=where, message=f"{error.what}; {error.allowed}")
-            continue
-        if holders > 1 and not offered(name, holders, cards):
-            there = ", ".join(map(str, names_for(holders, cards)))
-            message = f"is {name}, which {holders} ranks over {cards} cards cannot use; they can {there}"
-            yield Violation(rule="sums", where=where, message=message)
-        if shard_of(plan, stage) is not None and str(name) != "direct":
-            message = f"is {name}, but replicas share the stage, and each sums its part: direct"
-            yield Violation(rule="sums", where=where, message=message)
-
-
 def refused(plan: Plan, graph: ModelGraph, joint: str = "", whole: str = "") -> Iterator[Violation]:
     """Yields what the model itself does not allow of a plan, as `planner.model.refusals` has it.
 
@@ -263,7 +218,7 @@ def refused(plan: Plan, graph: ModelGraph, joint: str = "", whole: str = "") -> 
     """
     yield from refused_shards(plan, graph, whole)
     yield from _refused_kept(plan, graph)
-    yield from _refused_sums(plan)
+    yield from refused_sums(plan)
     if plan.batch.shares and graph.synchronised:
         message = f"'{graph.synchronised[0]}' has a SyncBatchNorm, whose replicas need equal shares"
         yield Violation(rule="batch", where="batch.shares", message=message)
@@ -281,3 +236,50 @@ def refused(plan: Plan, graph: ModelGraph, joint: str = "", whole: str = "") -> 
         shard=any(shard_of(plan, stage) is not None for stage in range(len(plan.stages))),
         joint=joint,
     )
+
+
+def grids_of(stage: StagePlan) -> tuple[tuple[int, ...], ...]:
+    """Returns the grids that samples lie on in a stage, one after the other; none where samples are whole throughout.
+
+    Args: `stage` may change its grid on the way.
+    """
+    turned = (turn.spatial for turn in stage.regrid if not turn.samples)
+    return (*([stage.spatial] if stage.spatial else []), *turned)
+
+
+def shared_from(stage: StagePlan) -> str:
+    """Returns the name of the layer from which on ranks share the samples of a stage; empty where they do not.
+
+    Args: `stage` is any stage of a plan.
+    """
+    return next((turn.before for turn in stage.regrid if turn.samples), "")
+
+
+def reading_ns(plan: Plan) -> int:
+    """Returns what one reader takes for the samples of a step that a rank needs, in nanoseconds.
+
+    Args: `plan` has no `data` where that is not known, which gives 0, as a store in memory does.
+    """
+    if plan.data is None or plan.data.store != "none":
+        return 0
+    return max(plan.batch.shares or (plan.batch.micros,)) * plan.batch.micro * plan.data.sample_ns
+
+
+def awaited_ns(plan: Plan, workers: int) -> int:
+    """Returns a step with the time in which ranks wait for samples, in nanoseconds.
+
+    Args: `workers` are the processes of a rank that read; without any, the rank reads before each step.
+    """
+    step_ns, read_ns = plan.prediction.step_ns, reading_ns(plan)
+    return max(step_ns, ceil(read_ns / workers)) if workers else step_ns + read_ns
+
+
+def readers(plan: Plan, cores: int) -> int:
+    """Returns the least number of readers of a rank that hides reading behind a step.
+
+    Args: `cores` are those of a rank. One of them computes, and there is one reader at least where it is needed.
+    """
+    step_ns, read_ns = plan.prediction.step_ns, reading_ns(plan)
+    if read_ns <= UNSEEN * step_ns:
+        return 0
+    return max(1, min(ceil(read_ns / max(1, step_ns)), cores - 1))

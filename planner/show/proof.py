@@ -59,8 +59,7 @@ def how(plan: Plan) -> str:
     Example: "2 replicas, no pipeline, 2 micro-batches of 2".
     """
     axes, schedule, batch = plan.axes, plan.schedule, plan.batch
-    parts = [f"{axes.data} replicas" if axes.data > 1 else ""]
-    parts.append(_pipeline(plan))
+    parts = [f"{axes.data} replicas" if axes.data > 1 else "", _pipeline(plan)]
     grid = next((stage.spatial for stage in plan.stages if stage.spatial), ())
     parts.append(f"each sample in {'x'.join(map(str, grid))} shards" if axes.spatial > 1 else "")
     least = f"{min(batch.shares)} to " if batch.shares else ""
@@ -71,10 +70,10 @@ def how(plan: Plan) -> str:
     if recomputed:
         extra.append(f"{recomputed} of {plural(len(plan.stages), 'stage')} recompute")
     extra += ["optimizer state is sharded"] if plan.shard_optimizer else []
-    for how, told in (("replicas share", told_shared(plan)), ("gradients are summed by", told_sums(plan))):
-        extra += [f"{how} {told}"] if told else []
+    extra += [f"replicas share {told}"] if (told := told_shared(plan)) else []
+    extra += [f"gradients are summed by {told}"] if (told := told_sums(plan)) else []
     extra += ["updates overlap with the next step"] if schedule.update == "rolling" else []
-    return "; ".join([", ".join(part for part in parts if part), *extra])
+    return "; ".join([", ".join(filter(None, parts)), *extra])
 
 
 def _pipeline(plan: Plan) -> str:
