@@ -34,6 +34,7 @@ ORDER = (
     "planner.timeline",
     "planner.spatial",
     "planner.layout",
+    "planner.sums",
     "planner.cluster",
     "planner.profile",
     "planner.plan",
@@ -63,6 +64,7 @@ ORDER = (
     "runtime.dedup",
     "runtime.spatial",
     "runtime.layout",
+    "runtime.sums",
     "runtime.update",
     "runtime.kept",
     "runtime.store",
@@ -107,13 +109,18 @@ LATER_ROOMS = (
     "planner.layout",
     "planner.recipes",
     "planner.scavenge",
+    "planner.sums",
     "runtime.dedup",
     "runtime.infer",
     "runtime.kept",
     "runtime.layout",
     "runtime.loop",
     "runtime.sharding",
+<<<<<<< HEAD
     "runtime.store",
+=======
+    "runtime.sums",
+>>>>>>> main
     "runtime.trackers",
 )
 MOST_IN_A_ROOM = 12

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from planner.errors import BadInput
-from planner.explore import Explanation, PlanParts, PrunedState
+from planner.explore import Explanation, MoreMemory, PlanParts, PrunedState
 from planner.plan import Plan, distinct_replicas, reading_ns, times_of, world_size
 from planner.show import figures
 from planner.show.markup import block, paragraph, table
@@ -92,6 +92,8 @@ def _errors(found: Explanation) -> str:
 
 def _memory(found: Explanation) -> str:
     room, step_ns = found.room, found.plan.prediction.step_ns
+    if room is None:
+        return "More memory: not looked into, since the search was stopped."
     more = f"More memory: {format_bytes(room.more_bytes)} more on each device would"
     if room.step_ns < step_ns:
         saved = step_ns - room.step_ns
@@ -122,6 +124,15 @@ def _overhead(found: Explanation) -> str:
     )
 
 
+def _room_dict(room: MoreMemory) -> dict[str, object]:
+    return {
+        "more_bytes": room.more_bytes,
+        "step_ns": room.step_ns,
+        "plan": configuration_text(room.configuration),
+        "free_bytes": room.free_bytes,
+    }
+
+
 def explanation_dict(found: Explanation) -> dict[str, object]:
     """Returns an explanation as `--json` prints it.
 
@@ -142,12 +153,7 @@ def explanation_dict(found: Explanation) -> dict[str, object]:
         "within_error": [told(part) for part in found.within_error],
         "error": found.error,
         "within": found.within,
-        "more_memory": {
-            "more_bytes": found.room.more_bytes,
-            "step_ns": found.room.step_ns,
-            "plan": configuration_text(found.room.configuration),
-            "free_bytes": found.room.free_bytes,
-        },
+        "more_memory": None if found.room is None else _room_dict(found.room),
         "in_one_sum_ns": found.in_one.step_ns if found.in_one else None,
         "overhead": found.overhead.ratio if found.overhead else None,
     } | ({"reading_ns": reading_ns(found.plan)} if found.plan.data else {})

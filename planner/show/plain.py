@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
+from typing import TYPE_CHECKING
 
 from planner.arrays import NS_PER_S
 from planner.cluster import NOTABLE_SHARE, Cluster, total_devices
@@ -12,7 +13,10 @@ from planner.profile import CostKey, LayerCost, Profile, kept_values
 from planner.show.proof import plan_lines, shown_arguments
 from planner.show.rivals import rivals_text
 from planner.terminal import columns
-from planner.units import format_bytes, format_duration
+from planner.units import format_bytes, format_duration, format_percent
+
+if TYPE_CHECKING:
+    from planner.milp import SearchProgress
 
 _NAMED = 6  # layers of a list
 
@@ -160,6 +164,15 @@ def _missing(profile: Profile) -> Iterator[str]:
 
 def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+
+
+def words(found: SearchProgress) -> list[str]:
+    """Returns how far a search is in words for one line, what matters most first."""
+    said = [f"{found.done:,} of {found.all:,} configurations"]
+    said += ["nothing found yet" if found.best_ns is None else f"best {format_duration(found.best_ns)}"]
+    if found.bound_ns is not None and found.gap is not None:
+        said += [f"none below {format_duration(found.bound_ns)}", f"gap {format_percent(found.gap)}"]
+    return said
 
 
 def of_cluster(cluster: Cluster) -> str:

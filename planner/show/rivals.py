@@ -60,10 +60,13 @@ class RivalRow(NamedTuple):
 
 
 RIVAL_HEADS = ("plan", "configuration", "step", "slower", "idle", "sums", "messages", "peak memory", "")
+_UNDER = ("configuration", "idle", "sums", "messages", "")  # below their row in a narrow terminal
 
 
 def rival_rows(plan: Plan) -> list[RivalRow]:
-    """Returns the plan and those that were priced beside it, the fastest first; each configuration and step once.
+    """Returns the plan and those that were priced beside it: data parallelism, then the fastest first.
+
+    Each configuration and step is told once.
 
     Args: a plan without a certificate has no rows.
     """
@@ -80,7 +83,8 @@ def rival_rows(plan: Plan) -> list[RivalRow]:
             seen.add(key)
             others.append(_row(plan, rival, _name(rival)))
     never = max((row.step_ns or 0 for row in others), default=0) + 1
-    return [*own, *sorted(others, key=lambda row: never if row.step_ns is None else row.step_ns)]
+    others.sort(key=lambda row: never if row.step_ns is None else row.step_ns)
+    return [*own, *sorted(others, key=lambda row: row.kind != "data_parallel")]
 
 
 def _same(proof: Certificate, chosen: Rival) -> str:
@@ -114,7 +118,7 @@ def _row(plan: Plan, rival: Rival, name: str) -> RivalRow:
         mark = "within the error" if own.high_ns > own.step_ns else "takes as long"
     elif rival.step_ns < own.step_ns:
         mark = "faster, but not what was asked for"
-    slower = "" if rival.kind == "chosen" else format_percent(rival.step_ns / max(own.step_ns, 1) - 1)
+    slower = "" if rival.kind == "chosen" else _against(rival.step_ns / max(own.step_ns, 1) - 1)
     return RivalRow(
         name,
         configuration,
@@ -129,6 +133,15 @@ def _row(plan: Plan, rival: Rival, name: str) -> RivalRow:
         rival.step_ns,
         near,
     )
+
+
+def _against(share: float) -> str:
+    """Returns how much longer a step takes than the plan's, with its sign.
+
+    Example: _against(0.25) is "+25.0 %".
+    """
+    said = format_percent(share)
+    return said if said[0] in "-<" or not share else f"+{said}"
 
 
 def _beside(plan: Plan, rival: Rival) -> str:
@@ -183,7 +196,7 @@ def rivals_text(plan: Plan) -> str:
     Returns: the empty text where nothing was priced beside the plan.
     """
     rows = rival_rows(plan)
-    return columns([row.cells() for row in rows], RIVAL_HEADS) if rows else ""
+    return columns([row.cells() for row in rows], RIVAL_HEADS, under=_UNDER) if rows else ""
 
 
 def on_hosts(plan: Plan) -> list[str]:

@@ -199,10 +199,7 @@ class ByPosition:
         raise NotImplementedError
 
     def reach(self, position: int) -> None:
-        """Says that a step begins.
-
-        Args: `position` is that of the step in the stream.
-        """
+        """Says that the step at a position of the stream begins."""
 
     def leave(self) -> None:
         """Says that no more steps come."""
