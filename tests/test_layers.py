@@ -116,11 +116,8 @@ LATER_ROOMS = (
     "runtime.layout",
     "runtime.loop",
     "runtime.sharding",
-<<<<<<< HEAD
     "runtime.store",
-=======
     "runtime.sums",
->>>>>>> main
     "runtime.trackers",
 )
 MOST_IN_A_ROOM = 12

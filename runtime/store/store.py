@@ -22,7 +22,7 @@ from runtime.store.exchange import exchange
 from runtime.store.layout import Routed, SamplePlaces
 from runtime.store.memory import SharedMemory
 from runtime.store.samples import restored
-from runtime.update import Line
+from runtime.sums import Line
 
 PAUSE_S = 0.0005
 TIMEOUT_S = 120.0  # for the samples of other nodes
