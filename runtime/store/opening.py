@@ -23,10 +23,11 @@ from runtime.data import Region, Stream, Wanted
 from runtime.store.layout import SamplePlaces
 from runtime.store.memory import Growing, SharedMemory, free_bytes, opened
 from runtime.store.routes import Reader, SampleRoutes, row_length
-from runtime.store.samples import flattened, read_raw
+from runtime.store.samples import flattened, no_indices, read_raw
 from runtime.store.store import Beat, Exchanges, Store, StoreCounts, Tell
 from runtime.world import World
 
+JUDGED_SAMPLES = 16  # by whose mean size a node knows beforehand that its part does not fit
 TURN_S = 1.0  # of reading, after which ranks hear of each other
 MOST_WINDOW_BYTES = 2**28  # of a window that is chosen
 MOST = 2**62
@@ -53,6 +54,8 @@ class StoreAsked:
         Returns: None for a rank that reads nothing.
         Raises: BadInput where a node has too little memory, or the dataset is not the same everywhere.
         """
+        if stream.length is None or stream.in_order:
+            raise no_indices()
         readers = self._readers(region, wanted, len(data))
         found = None
         for each in sorted({reader.region for reader in readers}):
@@ -170,6 +173,8 @@ class StoreAsked:
             process, file = rows[routes.leader(self.node)]
             memory = opened(f"/proc/{process}/fd/{file}", part, window)
         self._least(0)  # until all have opened it
+        if growing is not None:
+            os.close(growing.file)
         return memory
 
 
@@ -194,9 +199,13 @@ def _reading(
         sizes[index] = len(sample)
         counts.read_samples += 1
         counts.read_bytes += len(sample)
-        expected = max(counts.read_bytes, len(sample) * (end - first) if index == first else 0)
-        if expected > room:
-            raise _too_little(node, expected, room)
+        likely = (
+            counts.read_bytes * (end - first) // JUDGED_SAMPLES
+            if counts.read_samples == JUDGED_SAMPLES
+            else 0
+        )
+        if max(counts.read_bytes, likely) > room:
+            raise _too_little(node, max(counts.read_bytes, likely), room)
         yield index
 
 

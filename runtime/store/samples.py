@@ -148,6 +148,13 @@ def _generators() -> tuple[object, ...]:
     return random.getstate(), arrays[1].tobytes(), arrays[2:], torch.get_rng_state().numpy().tobytes()
 
 
+def no_indices() -> BadInput:
+    """Returns the refusal of synthetic samples and streams."""
+    return BadInput(
+        "there is no dataset with indices to keep", where="store", allowed="dataset(), or no store"
+    )
+
+
 def refuse_unstorable(data: Any) -> None:
     """Refuses a dataset whose samples cannot be kept: one that draws, or of other things than numbers and texts.
 
@@ -155,9 +162,7 @@ def refuse_unstorable(data: Any) -> None:
     Raises: BadInput with what is allowed.
     """
     if data is None or not hasattr(data, "__getitem__") or isinstance(data, torch.utils.data.IterableDataset):
-        raise BadInput(
-            "there is no dataset with indices to keep", where="store", allowed="dataset(), or no store"
-        )
+        raise no_indices()
     if getattr(data, "regions", False) is True and not has_raw(data):
         return  # a whole sample may be larger than the memory of this machine
     one, two = (flattened(read_raw(data, 0, ())) for _ in range(2))
