@@ -120,8 +120,11 @@ class StageUnits:
     def during(self, part: BackwardPart) -> Iterator[None]:
         """Gathers units in a backward, or a half of one, while this is on; those still gathered are then let go.
 
-        A weight half needs a parameter only where a layer makes its weight of others, so it gathers none ahead.
+        A weight half needs a parameter only where a layer makes its weight of others, so it gathers none ahead. What the
+        backward before has left on its way has had a forward's time to arrive.
         """
+        for flat in self._flats:
+            flat.settle()
         self._used.clear()
         self._rank.running, self._ahead = self, part != "weight"
         for flat in self._flats:

@@ -130,9 +130,7 @@ def with_units(
     return [before + more for before, more in zip(launch, added.tolist(), strict=True)]
 
 
-def exposed(
-    shape: Configuration, tables: Tables, row: Sum, work: IntArray
-) -> tuple[IntArray, IntArray]:
+def exposed(shape: Configuration, tables: Tables, row: Sum, work: IntArray) -> tuple[IntArray, IntArray]:
     """Returns what gathers and sums of units are not hidden by, [kind, layer], and what each action takes besides.
 
     A gather hides behind the unit that runs before it, a sum of gradients behind the unit that runs after it. The first
