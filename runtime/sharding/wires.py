@@ -15,7 +15,8 @@ from torch import Tensor
 
 from planner.model import ModelGraph
 from planner.plan import BY_ELEMENT, Plan, shard_of, shard_ranks, units_of_parameters
-from runtime.update import Bucket, Line
+from runtime.sums import Line
+from runtime.update import Bucket
 from runtime.world import RankMesh
 
 # How launched work goes on: beside the training, or over at once, or only when somebody waits for it. The last two are

@@ -108,7 +108,7 @@ def column_sums(
 
 def _slowest(machines: PlacementCosts, over: Sequence[Sequence[Sequence[Slot]]]) -> tuple[Sum, ...]:
     """Returns the slowest of several sums for each entry; all of them are made at once."""
-    every = iter(machines.sums([group for groups in over for group in groups]))
+    every = iter(machines.sums([group for groups in over for group in groups], "direct"))
     size = np.array([TYPICAL_BYTES])
     return tuple(
         max([next(every) for _ in groups], key=lambda each: int(each.ns(size)[0])) for groups in over
