@@ -213,7 +213,8 @@ def plan(
     Args: `cluster` is a value or a file; `batch` is samples a step; `schedules` limits the families; `fix`
       pins choices by name, such as `{"pipeline": 2}`; `calibration` corrects costs by earlier runs;
       `effort` is "quick", "normal" or "full".
-    Returns: the plan with its certificate; it answers `what_if(...)` and `frontier()`.
+    Returns: the plan with its certificate; it answers `what_if(...)` and `frontier()`. The first Ctrl-C gives the best
+      plan so far.
     Raises: Infeasible where no plan fits; BadInput for a wrong argument.
     """
     from planner.calibrate import with_corrections
@@ -225,7 +226,8 @@ def plan(
             cluster if isinstance(cluster, Cluster) else Cluster.load(cluster), calibration
         )
     asked = _question(costs, cluster, batch, schedules, fix, precision, execution, effort)
-    return SolvedPlan.of(solve(asked), asked)
+    with asked.effort.watch.stoppable():
+        return SolvedPlan.of(solve(asked), asked)
 
 
 def frontier(

@@ -52,10 +52,11 @@ def export(given: ExportOptions) -> None:
         files.write_whole(given.output, text)
     about = trainers.TRAINERS[given.to].about
     data = {"to": given.to, "text": text, "file": None if given.output is None else str(given.output)}
-    written = f"{about}, written to {given.output}"
-    terminal.Output(as_json=given.as_json).result(
-        data, lambda: text.rstrip("\n") if given.output is None else written
-    )
+    out = terminal.Output(as_json=given.as_json)
+    if given.output is None:
+        out.file(data, text.rstrip("\n"))
+    else:
+        out.result(data, lambda: f"{about}, written to {given.output}")
 
 
 @dataclass(frozen=True, kw_only=True)

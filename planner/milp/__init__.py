@@ -7,7 +7,7 @@ goes through configurations, `cut/` prices the cuts of one, `proof/` bounds them
 
 from planner.milp.explain import PricedPins, configuration_of, parts_ns, price_pins
 from planner.milp.instance import Instance, changed
-from planner.milp.limits import Effort, effort_named
+from planner.milp.limits import Effort, SearchProgress, SearchWatch, effort_named
 from planner.milp.pins import Pins, pins
 from planner.milp.question import (
     Question,
@@ -26,7 +26,9 @@ __all__ = [
     "Pins",
     "PricedPins",
     "Question",
+    "SearchProgress",
     "SearchState",
+    "SearchWatch",
     "changed",
     "configuration_of",
     "effort_named",

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from planner.arrays import IntArray
+from planner.arrays import NS_PER_S, IntArray
 from planner.cost import stage_of
 from planner.kept import KeptEntries
 from planner.milp.configurations.spatial_choices import choice_of
@@ -28,12 +28,14 @@ from planner.plan import (
     Plan,
     Prediction,
     Provenance,
+    SampleReading,
     ScheduleChoice,
     StagePlan,
     StageShard,
     StageTimes,
     places,
 )
+from planner.profile import SampleCost
 from planner.schedule import Kind
 from planner.simulate import PART_NAMES, compile, duration_vector, period
 
@@ -57,6 +59,7 @@ def plan_of(space: Instance, posed: CutProblem, answer: Answer, certificate: Cer
         shard_optimizer=shape.shard,
         kept=_kept(profile.kept),
         ema=space.pins.ema,
+        data=_reading(profile.samples),
         batch=Batch(samples=space.batch, micro=shape.micro, micros=shape.micros),
         axes=axes,
         schedule=schedule_choice(posed),
@@ -78,6 +81,12 @@ def plan_of(space: Instance, posed: CutProblem, answer: Answer, certificate: Cer
         ),
         fitted=fitted,
     )
+
+
+def _reading(found: SampleCost | None) -> SampleReading | None:
+    if found is None:
+        return None
+    return SampleReading(sample_ns=round(found.seconds * NS_PER_S), sample_bytes=found.sample_bytes)
 
 
 def _kept(entries: KeptEntries) -> KeptWeights | None:

@@ -123,6 +123,19 @@ def length_of(data: object, where: str, role: str) -> int:
     return length
 
 
+def has_raw(data: object) -> bool:
+    """Returns whether a dataset reads a sample in two halves: `raw(index)` draws nothing, `finish(raw)` may draw."""
+    return callable(getattr(data, "raw", None)) and callable(getattr(data, "finish", None))
+
+
+def raw_of(data: Any, index: int) -> object:
+    """Returns a sample as it is read, before anything random is done to it where the dataset says so.
+
+    Args: `data` has indices, and may have `raw` and `finish`.
+    """
+    return data.raw(index) if has_raw(data) else data[index]
+
+
 @lru_cache(maxsize=2)
 def permutation(seed: int, epoch: int, length: int) -> Tensor:
     return torch.randperm(length, generator=torch.Generator().manual_seed(mix(seed, epoch)))
