@@ -1,4 +1,4 @@
-"""How a run is started by somebody else's launcher, as text: torchrun by hand, a JobSet of Kubernetes, a task of SkyPilot.
+"""Writes what somebody else's launcher starts a run by: torchrun by hand, a JobSet of Kubernetes, a task of SkyPilot.
 
 The text does two things on the first node: it prepares the run folder, and starts the ranks. Other nodes wait for the
 first one to open the store that torchrun makes. Nothing is applied here.
@@ -22,7 +22,7 @@ GPU = "nvidia.com/gpu"
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchText:
-    """What a launcher's text is made from, besides the plan."""
+    """Everything that a launcher's text is made from, besides the plan."""
 
     name: str
     launch: tuple[str, ...]  # words that prepare the run folder

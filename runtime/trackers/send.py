@@ -51,15 +51,24 @@ class WandbRun:
         self._files: list[Path] = []
 
     def step(self, number: int, values: Mapping[str, float]) -> None:
-        """Adds the values of one step, in the order of steps."""
+        """Adds the values of one step, in the order of steps.
+
+        Args: `values` are by name.
+        """
         self._run.log(dict(values), step=number)
 
     def file(self, path: Path) -> None:
-        """Adds a file to the artifact of the run."""
+        """Adds a file to the artifact of the run.
+
+        Args: `path` is read when the run ends.
+        """
         self._files.append(path)
 
     def end(self) -> str:
-        """Completes the run; returns where it is kept, and how it gets to a server."""
+        """Completes the run.
+
+        Returns: where it is kept, and how it gets to a server.
+        """
         made = self._library.Artifact(f"shardwright-{self._run.id}", type="run")
         for path in self._files:
             made.add_file(str(path), name=path.name)
@@ -87,17 +96,26 @@ class MlflowRun:
         self._metric: Any = library.entities.Metric
 
     def step(self, number: int, values: Mapping[str, float]) -> None:
-        """Adds the values of one step."""
+        """Adds the values of one step.
+
+        Args: `values` are by name.
+        """
         now = int(time.time() * 1000)
         rows = [self._metric(name, value, now, number) for name, value in values.items()]
         self._client.log_batch(self._run, metrics=rows)
 
     def file(self, path: Path) -> None:
-        """Adds a file to the artifacts of the run."""
+        """Adds a file to the artifacts of the run.
+
+        Args: `path` is copied now.
+        """
         self._client.log_artifact(self._run, str(path))
 
     def end(self) -> str:
-        """Completes the run; returns where it is kept."""
+        """Completes the run.
+
+        Returns: where it is kept.
+        """
         self._client.set_terminated(self._run)
         return f"{self._where} (run {self._run})"
 
@@ -179,7 +197,10 @@ def values_of(row: StepMetrics, plan: Plan) -> dict[str, float]:
 
 
 def facts_of(plan: Plan) -> dict[str, object]:
-    """Returns the decisions of a plan by name, for the table that a tracker compares runs in."""
+    """Returns the decisions of a plan by name, for the table that a tracker compares runs in.
+
+    Args: `plan` is that of a run.
+    """
     batch = plan.batch
     arguments = {f"model.{name}": value for name, value in plan.model.arguments.items()}
     return {
