@@ -20,7 +20,15 @@ from planner.cli.inspect import (
     simulate,
     verify,
 )
-from planner.cli.profile import ProfileOptions, costs_of, init, measure_with, other_device, profile
+from planner.cli.profile import (
+    ProfileOptions,
+    costs_of,
+    init,
+    list_names,
+    measure_with,
+    other_device,
+    profile,
+)
 from planner.cli.scavenge import register_scavenge
 from planner.errors import BadInput, Interrupted
 
@@ -286,4 +294,5 @@ def register(app: typer.Typer, tools: Tools) -> None:
     app.command("simulate", epilog="Example: shardwright simulate plan.yaml --svg timeline.svg")(simulate)
     register_report(app, tools.record)
     register_export(app)
+    app.command("list", epilog="Example: shardwright list clusters")(list_names)
     register_scavenge(app)

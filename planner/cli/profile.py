@@ -1,4 +1,4 @@
-"""The commands `profile` and `init`, and where `plan` has its costs from. Each imports what it needs when it runs."""
+"""The commands `profile`, `init` and `list`, and where `plan` has its costs from. Each imports what it needs when it runs."""
 
 from __future__ import annotations
 
@@ -232,3 +232,17 @@ def _measured(
         execution=given.execution or "eager",
         grids=grids_of(pinned),
     )
+
+
+def list_names(
+    kind: Annotated[
+        str, typer.Argument(metavar="devices|models|clusters|schedules|rules", help="what to list")
+    ],
+    as_json: Json = False,
+) -> None:
+    """List what has a name here: devices, models, clusters, families of schedules, or operations on shards."""
+    from planner import named
+
+    rows = named.listed(kind)
+    text = terminal.columns([list(row.values()) for row in rows], tuple(rows[0]))
+    terminal.Output(as_json=as_json).result({kind: rows}, lambda: text)

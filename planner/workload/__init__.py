@@ -9,7 +9,7 @@ from planner.workload.model_folder import CALLBACKS, MODEL, SAMPLES, STORED, VER
 from planner.workload.optimizers import check_optimizer, joint_optimizer, of_nothing, whole_optimizer
 from planner.workload.served import SOCKET, flat
 from planner.workload.user_file import is_users, outside, parse_settings, where_raised
-from planner.workload.workload import Workload, evaluable, load
+from planner.workload.workload import Workload, evaluable, known_models, load
 
 __all__ = [
     "CALLBACKS",
@@ -26,6 +26,7 @@ __all__ = [
     "flat",
     "is_users",
     "joint_optimizer",
+    "known_models",
     "load",
     "of_nothing",
     "outside",
