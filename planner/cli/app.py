@@ -51,7 +51,7 @@ class Measure(Protocol):
         *,
         device: str,
         micros: tuple[int, ...],
-        precision: str,
+        precision: str | None,
         execution: str,
         grids: tuple[tuple[int, ...], ...],
     ) -> Profile: ...

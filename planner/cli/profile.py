@@ -16,6 +16,7 @@ from planner.errors import BadInput
 if TYPE_CHECKING:
     from planner.cluster import Cluster
     from planner.explore import Goal
+    from planner.export import Settings
     from planner.milp import Pins
     from planner.profile import Profile
 
@@ -25,7 +26,9 @@ class ProfileOptions:
     workload: Annotated[str, typer.Argument(help="file.py, package.module, or a reference model's name")]
     device: Annotated[str, typer.Option(help="cpu, cuda, or roofline:NAME")] = "cpu"
     micro: Annotated[str, typer.Option(help="micro-batch sizes")] = "1,2,4"
-    precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16")] = "fp32"
+    precision: Annotated[
+        str | None, typer.Option(help="fp32, bf16 or fp16; bf16 where a GPU has it, else fp32")
+    ] = None
     spatial: Annotated[
         str, typer.Option(help="parts of each sample, such as 2,4,2x2 (height x width); 1 is the whole")
     ] = "1"
@@ -47,7 +50,8 @@ class ProfileOptions:
     @property
     def words(self) -> list[str]:
         """The same command for a node."""
-        words = [f"--micro={self.micro}", f"--precision={self.precision}", f"--spatial={self.spatial}"]
+        words = [f"--micro={self.micro}", f"--spatial={self.spatial}"]
+        words += [f"--precision={self.precision}"] if self.precision is not None else []
         return [*words, self.workload, f"--device={self.device}", *(f"--set={x}" for x in self.set_ or [])]
 
 
@@ -136,7 +140,7 @@ def measured(
     *,
     device: str,
     micros: tuple[int, ...],
-    precision: str,
+    precision: str | None,
     tools: Tools,
     execution: str = "eager",
     grids: tuple[tuple[int, ...], ...] = (),
@@ -149,7 +153,7 @@ def measured(
         load(workload, settings),
         device=device,
         micros=micros,
-        precision=precision,
+        precision=precision or measure.usual_precision(device),
         execution=execution,
         split=tools.backward_split(),
         spatial=tools.spatial_split() if grids else None,
@@ -175,6 +179,8 @@ class CostsAsked(Protocol):
     def precision(self) -> str | None: ...
     @property
     def execution(self) -> str | None: ...
+    @property
+    def present(self) -> Settings | None: ...
     def with_present(self, micros: tuple[int, ...]) -> tuple[int, ...]: ...
 
 
@@ -228,7 +234,7 @@ def _measured(
         settings,
         device="cpu" if device == "cpu" else f"roofline:{device}",
         micros=given.with_present(powers if pinned.micro is None else (pinned.micro,)),
-        precision=given.precision or "fp32",
+        precision=given.precision or (now.precision if (now := given.present) is not None else None),
         execution=given.execution or "eager",
         grids=grids_of(pinned),
     )
