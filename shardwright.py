@@ -43,7 +43,7 @@ _claim("runtime")
 from planner.cluster import Cluster  # noqa: E402
 from planner.errors import BadInput, BadPlan, Infeasible, ShardwrightError  # noqa: E402
 from planner.plan import Plan  # noqa: E402
-from planner.views import install  # noqa: E402
+from planner.shown import install  # noqa: E402
 from planner.workload import Workload as LiveWorkload  # noqa: E402
 
 install()
@@ -555,6 +555,14 @@ def _demo(say: Callable[[str], None]) -> Iterator[dict[str, object]]:
         yield facts | launching.as_dict(found)
 
 
+_PANELS = {
+    "Commands that decide": "list init profile plan verify show simulate report export calibrate",
+    "Commands that train": "launch infer prune dedup",
+    "Commands about runs": "status logs cancel",
+    "Commands about machines": "doctor probe rehearse demo",
+}
+
+
 def _app() -> typer.Typer:
     from planner import cli as deciding
     from runtime import cli as running
@@ -567,6 +575,11 @@ def _app() -> typer.Typer:
     deciding.register_calibrate(app, tools.observe)
     running.register(app)
     app.command("demo", epilog="Example: shardwright demo")(_demo_command())
+    titles = {name: title for title, names in _PANELS.items() for name in names.split()}
+    for command in app.registered_commands:
+        command.rich_help_panel = titles.get(str(command.name), "Commands")
+    for group in app.registered_groups:
+        group.rich_help_panel = "Commands that decide"
     return app
 
 

@@ -52,7 +52,6 @@ ORDER = (
     "planner.show",
     "planner.report",
     "planner.notebook",
-    "planner.views",
     "planner.cli",
     "runtime.runfolder",
     "runtime.backend",

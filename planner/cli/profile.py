@@ -21,10 +21,23 @@ if TYPE_CHECKING:
     from planner.profile import Profile
 
 
+# Told in the help, which imports no catalogue; a test holds them against it.
+DEVICE_NAMES = (
+    "P100-16GB, V100-16GB, V100-32GB, A100-40GB, A100-80GB, H100-80GB, H200-141GB, GH200-96GB, MI250X, MI300X, RTX3090, "
+    "RTX4090, cpu"
+)
+PROFILE_PANELS = {
+    "Model": ("set_",),
+    "What to measure": ("device", "micro", "precision", "spatial"),
+    "Where": ("on_slurm", "sbatch"),
+    "Answer": ("output", "force", "as_json"),
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class ProfileOptions:
     workload: Annotated[str, typer.Argument(help="file.py, package.module, or a reference model's name")]
-    device: Annotated[str, typer.Option(help="cpu, cuda, or roofline:NAME")] = "cpu"
+    device: Annotated[str, typer.Option(help=f"cpu, cuda, or roofline:NAME of {DEVICE_NAMES}")] = "cpu"
     micro: Annotated[str, typer.Option(help="micro-batch sizes")] = "1,2,4"
     precision: Annotated[
         str | None, typer.Option(help="fp32, bf16 or fp16; bf16 where a GPU has it, else fp32")

@@ -13,6 +13,14 @@ from planner.cli import Json, PlanFile
 from runtime.cli import runs
 from runtime.cli import slurm as slurm_options
 
+PANELS = {
+    "Where": ("local", "inline", "on_slurm", "device", "rendezvous", "run", "trust", "wait"),
+    "Training": ("steps", "seed", "weights", "kept", "clip_norm", "clip_by", "ema", "grad_norm"),
+    "Evaluation": ("eval_every", "best_by", "keep_best", "patience"),
+    "Data": ("data_workers", "pin_memory", "drop_last"),
+    "Checkpoints and failures": ("save_every", "keep", "keep_every", "copies", "restarts", "failures"),
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOptions:
