@@ -259,7 +259,7 @@ def _measured(
 
 def list_names(
     kind: Annotated[
-        str, typer.Argument(metavar="devices|models|clusters|schedules|rules", help="what to list")
+        str, typer.Argument(metavar="KIND", help="devices, models, clusters, schedules or rules")
     ],
     as_json: Json = False,
 ) -> None:
