@@ -27,8 +27,8 @@ FAMILY_NAMES = (
     "chimera-zb, listed"
 )
 PIN_NAMES = (
-    "data, pipeline, spatial, gather, regrid, micro, schedule, pairs, chunks, recompute, shard, ema, update, cuts, stages, "
-    "devices, out_of_order"
+    "data, pipeline, spatial, gather, regrid, micro, schedule, pairs, chunks, recompute, shard, ema, "
+    "update, cuts, stages, devices, out_of_order, sums"
 )
 PANELS = {
     "Machines": ("cluster", "nodes", "devices", "calibration", "replan_from"),
