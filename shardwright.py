@@ -558,9 +558,15 @@ def _demo(say: Callable[[str], None]) -> Iterator[dict[str, object]]:
 _PANELS = {
     "Commands that decide": "list init profile plan verify show simulate report export calibrate",
     "Commands that train": "launch infer prune dedup",
-    "Commands about runs": "status logs cancel",
+    "Commands about runs": "status logs cancel track",
     "Commands about machines": "doctor probe rehearse demo",
 }
+
+
+def _reported(folder: Path) -> Path:
+    from runtime.runfolder import Paths
+
+    return report(load_plan(Paths(folder).plan), Paths(folder).report, run=folder)
 
 
 def _app() -> typer.Typer:
@@ -574,6 +580,7 @@ def _app() -> typer.Typer:
     deciding.register(app, tools)
     deciding.register_calibrate(app, tools.observe)
     running.register(app)
+    running.register_track(app, _reported)
     app.command("demo", epilog="Example: shardwright demo")(_demo_command())
     titles = {name: title for title, names in _PANELS.items() for name in names.split()}
     for command in app.registered_commands:

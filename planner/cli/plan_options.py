@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planner import files, terminal
-from planner.cli.app import Force, Json, Set
+from planner.cli.app import Force, Json
 from planner.cli.export import Baselined
+from planner.cli.profile import WorkloadArguments
 
 if TYPE_CHECKING:
     from planner.explore import Goal
@@ -32,14 +33,14 @@ PIN_NAMES = (
 )
 PANELS = {
     "Machines": ("cluster", "nodes", "devices", "calibration", "replan_from"),
-    "Model and costs": ("profile", "set_", "kept", "precision", "execution"),
+    "Model and costs": ("profile", "set_", "config", "kept", "precision", "execution"),
     "What to decide": ("batch", "schedule", "fix", "effort", "baseline"),
     "Answer": ("frontier", "explain", "proof", "output", "progress", "force", "as_json"),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanOptions(Baselined):
+class PlanOptions(WorkloadArguments, Baselined):
     workload: Annotated[str | None, typer.Argument(help="may be left out with --profile")] = None
     cluster: Annotated[
         Path,
@@ -86,7 +87,6 @@ class PlanOptions(Baselined):
     ] = False
     explain: Annotated[bool, typer.Option("--explain", help="why this plan and no other")] = False
     proof: Annotated[bool, typer.Option("--proof", help="what was searched, and what is proved")] = False
-    set_: Set = None
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE|FOLDER", help="where to write")
     ] = None

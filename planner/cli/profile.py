@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 import typer
 
 from planner import files, terminal
-from planner.cli.app import Force, Json, Measure, Out, Set, Tools, grids, whole_numbers
+from planner.cli.app import Force, Json, Measure, Out, Tools, grids, whole_numbers
 from planner.errors import BadInput
 
 if TYPE_CHECKING:
@@ -21,21 +21,45 @@ if TYPE_CHECKING:
     from planner.profile import Profile
 
 
-# Told in the help, which imports no catalogue; a test holds them against it.
 DEVICE_NAMES = (
     "P100-16GB, V100-16GB, V100-32GB, A100-40GB, A100-80GB, H100-80GB, H200-141GB, GH200-96GB, MI250X, MI300X, RTX3090, "
     "RTX4090, cpu"
 )
 PROFILE_PANELS = {
-    "Model": ("set_",),
+    "Model": ("set_", "config"),
     "What to measure": ("device", "micro", "precision", "spatial"),
     "Where": ("on_slurm", "sbatch"),
     "Answer": ("output", "force", "as_json"),
 }
 
+Set = Annotated[
+    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="argument of the workload")
+]
+Config = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="YAML with arguments of the workload; --set goes before it"),
+]
+
 
 @dataclass(frozen=True, kw_only=True)
-class ProfileOptions:
+class WorkloadArguments:
+    """The options of a command that gives a workload its arguments."""
+
+    set_: Set = None
+    config: Config = None
+
+    def arguments(self) -> dict[str, str]:
+        """Returns the text of each argument of the workload, by name.
+
+        Raises: BadInput for what is no argument.
+        """
+        from planner.workload import arguments_of
+
+        return arguments_of(self.config, self.set_ or [])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileOptions(WorkloadArguments):
     workload: Annotated[str, typer.Argument(help="file.py, package.module, or a reference model's name")]
     device: Annotated[str, typer.Option(help=f"cpu, cuda, or roofline:NAME of {DEVICE_NAMES}")] = "cpu"
     micro: Annotated[str, typer.Option(help="micro-batch sizes")] = "1,2,4"
@@ -51,7 +75,6 @@ class ProfileOptions:
     sbatch: Annotated[
         list[str] | None, typer.Option("--sbatch", metavar="KEY=VALUE", help="with --slurm: of the job")
     ] = None
-    set_: Set = None
     output: Out = None
     force: Force = False
     as_json: Json = False
@@ -65,13 +88,17 @@ class ProfileOptions:
         """The same command for a node."""
         words = [f"--micro={self.micro}", f"--spatial={self.spatial}"]
         words += [f"--precision={self.precision}"] if self.precision is not None else []
-        return [*words, self.workload, f"--device={self.device}", *(f"--set={x}" for x in self.set_ or [])]
+        return [
+            *words,
+            self.workload,
+            f"--device={self.device}",
+            *(f"--set={name}={value}" for name, value in self.arguments().items()),
+        ]
 
 
 def profile(given: ProfileOptions, tools: Tools) -> None:
     from planner import profile as profiles
     from planner import show
-    from planner.workload import parse_settings
 
     out, path = terminal.Output(as_json=given.as_json), given.file
     if given.on_slurm:
@@ -82,7 +109,7 @@ def profile(given: ProfileOptions, tools: Tools) -> None:
     files.refuse_overwrite(path, given.force)
     found = measured(
         given.workload,
-        parse_settings(given.set_ or []),
+        given.arguments(),
         device=given.device,
         micros=whole_numbers(given.micro, "--micro"),
         precision=given.precision,
@@ -191,7 +218,8 @@ class CostsAsked(Protocol):
     @property
     def profile(self) -> Path | None: ...
     @property
-    def set_(self) -> list[str] | None: ...
+    def config(self) -> Path | None: ...
+    def arguments(self) -> dict[str, str]: ...
     @property
     def precision(self) -> str | None: ...
     @property
@@ -202,14 +230,15 @@ class CostsAsked(Protocol):
 
 
 def costs_of(given: CostsAsked, measure: Measure, machines: Cluster, goal: Goal, pinned: Pins) -> Profile:
-    from planner.workload import parse_settings
-
-    settings = parse_settings(given.set_ or [])
+    settings = given.arguments()
     if given.profile is None:
         return _measured(given, measure, settings, machines, goal, pinned)
     costs = _loaded(given.profile, given.workload)
     if settings:
-        raise BadInput("--set is for profiling, and a profile is given", where="--set", allowed="one of them")
+        option = "--set" if given.config is None else "--config"
+        raise BadInput(
+            f"{option} is for profiling, and a profile is given", where=option, allowed="one of them"
+        )
     return costs
 
 

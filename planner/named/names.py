@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 
 from planner.cluster import CATALOGUE, cluster_names, load, total_devices
 from planner.errors import BadInput
+from planner.named.models import known_models
 from planner.schedule import FAMILIES
 from planner.spatial import RULES
 from planner.units import format_bytes
-from planner.workload import known_models
 
 Rows = list[dict[str, object]]
 

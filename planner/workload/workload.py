@@ -8,18 +8,18 @@ Whatever is wrong there is a BadInput that names the file and the function.
 
 from __future__ import annotations
 
-import ast
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+from planner import files
 from planner.errors import BadInput, ShardwrightError
 from planner.workload.model_folder import CALLBACKS, MODEL, ModelFolder
-from planner.workload.user_file import MODELS, Scalar, bind, import_named, kind_of, where_raised
+from planner.workload.user_file import Scalar, bind, import_named, kind_of, parse_settings, where_raised
 
 if TYPE_CHECKING:
     import torch
@@ -206,42 +206,6 @@ def evaluable(data: object, where: str) -> object:
     return data
 
 
-def known_models() -> dict[str, tuple[str, str]]:
-    """Returns the models that come along by name, without importing them.
-
-    Returns: what each is, and the arguments of its `build` with their defaults, for `--set`.
-    """
-    found = {}
-    for path in sorted(MODELS.glob("[!_]*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        about = (ast.get_docstring(tree) or "").partition("\n")[0]
-        builds = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "build"]
-        found[path.stem] = (about, _settings(builds[0].args, _sizes(tree)) if builds else "")
-    return found
-
-
-def _sizes(tree: ast.Module) -> str:
-    """Returns the keys of a model's table SIZES; empty where it has none."""
-    for node in tree.body:
-        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
-        value = getattr(node, "value", None)
-        if isinstance(target, ast.Name) and target.id == "SIZES" and isinstance(value, ast.Dict):
-            return "|".join(str(key.value) for key in value.keys if isinstance(key, ast.Constant))
-    return ""
-
-
-def _settings(arguments: ast.arguments, sizes: str) -> str:
-    """Returns the arguments of a function that have a default, as `--set` takes them; a size with all it may be."""
-    named = [*arguments.posonlyargs, *arguments.args][len(arguments.args) - len(arguments.defaults) :]
-    pairs = [
-        *zip(named, arguments.defaults, strict=False),
-        *((arg, default) for arg, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)),
-    ]
-    constants = {arg.arg: str(value.value) for arg, value in pairs if isinstance(value, ast.Constant)}
-    constants |= {"size": sizes} if sizes and "size" in constants else {}
-    return ", ".join(f"{name}={value}" for name, value in constants.items())
-
-
 def load(name: str, settings: Mapping[str, str] | None = None) -> Workload:
     """Finds and imports a workload.
 
@@ -283,3 +247,42 @@ def _opaque(module: ModuleType, where: str) -> tuple[str, ...]:
     if not isinstance(paths, list | tuple) or not all(isinstance(path, str) for path in paths):
         raise BadInput(f"'opaque' is {kind_of(paths)}", where=where, allowed="a list of module paths")
     return tuple(paths)
+
+
+def arguments_of(config: Path | None, texts: Iterable[str]) -> dict[str, str]:
+    """Returns the text of each argument of a workload, by name, as `load` takes them.
+
+    Args: `config` is a YAML file of names and plain values, with interpolations where OmegaConf is installed; `texts`
+        are those of `--set`, which go before it.
+    Raises: BadInput for what is no argument, such as a section or a list.
+    """
+    given = (
+        {}
+        if config is None
+        else _plain(files.parse_yaml(files.read_text(config), name=str(config)), str(config))
+    )
+    found: dict[str, str] = {}
+    for name, value in given.items():
+        if not name.isidentifier() or not isinstance(value, str | int | float | bool):
+            said = f"'{name}' is {'empty' if value is None else type(value).__name__}"
+            raise BadInput(said, where=str(config), allowed="names of arguments with plain values")
+        found[name] = str(value).lower() if isinstance(value, bool) else str(value)
+    return found | parse_settings(texts)
+
+
+def _plain(data: Mapping[str, object], where: str) -> Mapping[str, object]:
+    """Returns data with its interpolations filled in, such as ${width}."""
+    if "${" not in str(data):
+        return data
+    try:
+        from omegaconf import OmegaConf
+        from omegaconf.errors import OmegaConfBaseException
+    except ImportError:
+        said = "has interpolations, and OmegaConf is not installed"
+        raise BadInput(
+            said, where=where, allowed="pip install 'shardwright[omegaconf]', or plain values"
+        ) from None
+    try:
+        return cast(Mapping[str, object], OmegaConf.to_container(OmegaConf.create(dict(data)), resolve=True))
+    except OmegaConfBaseException as error:
+        raise BadInput(str(error).partition("\n")[0], where=where) from None
