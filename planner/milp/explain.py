@@ -24,6 +24,7 @@ from planner.milp.search.descent import UNFIT_NS, Answer, judge
 from planner.model import ONE_HOLDER, ONE_STAGE, one_holder
 from planner.plan import MOST_NEAR, PlannedConfiguration, Rival, RivalKind, SearchCounts, SearchSpace
 from planner.schedule import FAMILIES, Action, Kind
+from planner.spatial import slides
 
 _RUNNERS = 4
 _DEEPEST_TRIVIAL = 16
@@ -74,7 +75,7 @@ def _of_the_model(space: Instance) -> Iterator[str]:
         yield f"{ONE_HOLDER}, because {found[0]}"
     if space.joint:
         yield f"{ONE_STAGE}, because {space.joint} looks at all parameters together"
-    if graph.synchronised and (space.execution == "compiled" or graph.operations):
+    if graph.synchronised and (space.execution == "compiled" or slides(graph)):
         name = graph.synchronised[0]
         yield f"replicas on whole samples in eager stages only, because '{name}' has a SyncBatchNorm"
 

@@ -25,6 +25,7 @@ from planner.milp.proof.feasible import every_cut, shortage, windows
 from planner.milp.search.descent import allowed, neighbours
 from planner.profile import CostKey
 from planner.schedule import generate
+from planner.spatial import slides
 
 Fits = Callable[[Instance, "Nearest | None"], str | None]
 _EXAMINED = 300  # configurations examined for the least shortage
@@ -235,7 +236,7 @@ def degrees(instance: Instance, fits: Callable[[Instance], str | None]) -> Itera
     Yields: the smallest profiled degree that fits, or what to profile next; nothing where `spatial` is pinned to 1.
     """
     graph = instance.profile.graph
-    if not graph.operations or instance.execution != "eager" or instance.pins.spatial == 1:
+    if not slides(graph) or instance.execution != "eager" or instance.pins.spatial == 1:
         return
     known = _known(instance)
     for degree in known:

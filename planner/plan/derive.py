@@ -16,8 +16,9 @@ from planner.cluster import Cluster
 from planner.errors import BadPlan, Infeasible, Violation
 from planner.kept import kept_counts
 from planner.model import ModelGraph, misplaced, refusals
-from planner.plan.plan import Axes, Place, Plan, StageTimes
-from planner.plan.sharding import refused_shards, shard_of, shared_by_element
+from planner.plan.certificate import StageTimes
+from planner.plan.plan import Axes, Place, Plan
+from planner.plan.sharding import refused_cuts, refused_shards, shard_of, shared_by_element
 from planner.schedule import Kind, Schedule, parse_orders
 
 
@@ -215,6 +216,7 @@ def refused(plan: Plan, graph: ModelGraph, joint: str = "", whole: str = "") -> 
         `whole` one that needs whole parameters.
     """
     yield from refused_shards(plan, graph, whole)
+    yield from refused_cuts(plan, graph, whole)
     yield from _refused_kept(plan, graph)
     if plan.batch.shares and graph.synchronised:
         message = f"'{graph.synchronised[0]}' has a SyncBatchNorm, whose replicas need equal shares"

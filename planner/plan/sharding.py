@@ -1,4 +1,6 @@
-"""Says how each stage of a plan shares its parameters among replicas, in which units, and what is not allowed of it.
+"""Says what ranks share in each stage of a plan, and what is not allowed of it.
+
+Replicas may share its parameters, in units; the ranks of a group share samples on grids, or tensors that are cut.
 
 A unit is a run of consecutive layers whose parameters are gathered, freed and summed together. By default it is one
 repeated block: layers whose names agree up to their first number, such as all of `blocks.3`. Layers without a number
@@ -12,10 +14,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from itertools import groupby
+from math import prod
 
 from planner.errors import Violation
+from planner.layout import LocalGraph, Wish, cut_of, refused_cut
 from planner.model import ModelGraph
-from planner.plan.plan import Plan, StagePlan, StageShard
+from planner.plan.plan import CutLine, Plan, StagePlan, StageShard
 
 STATE = StageShard(what="state")
 BY_ELEMENT = (
@@ -168,3 +172,119 @@ def _apart(plan: Plan, graph: ModelGraph) -> Iterator[Violation]:
         if len({shard_of(plan, stage) for stage in stages}) > 1:
             message = f"is in stages {', '.join(map(str, stages))}, which do not share it alike: the same shard in all"
             yield Violation(rule="shard", where=f"'{row.name}'", message=message)
+
+
+def grids_of(stage: StagePlan) -> tuple[tuple[int, ...], ...]:
+    """Returns the grids that samples lie on in a stage, one after the other; none where samples are whole throughout.
+
+    Args: `stage` may change its grid on the way.
+    """
+    turned = (turn.spatial for turn in stage.regrid if not turn.samples)
+    return (*([stage.spatial] if stage.spatial else []), *turned)
+
+
+def shared_from(stage: StagePlan) -> str:
+    """Returns the name of the layer from which on ranks share the samples of a stage; empty where they do not.
+
+    Args: `stage` is any stage of a plan.
+    """
+    return next((turn.before for turn in stage.regrid if turn.samples), "")
+
+
+def is_cut(plan: Plan) -> bool:
+    """Returns whether some stage of a plan cuts tensors over its group."""
+    return any(stage.cut for stage in plan.stages)
+
+
+def mesh_of(plan: Plan) -> tuple[int, ...]:
+    """Returns the ranks along each axis of a plan's group.
+
+    Args: `plan` has the same axes in all stages that cut tensors.
+    """
+    return next((stage.mesh for stage in plan.stages if stage.cut and stage.mesh), (plan.axes.spatial,))
+
+
+def wishes_of(plan: Plan) -> tuple[Wish, ...]:
+    """Returns the cuts of all stages, each line once with the stages that have it.
+
+    Args: a line that every stage has is for the whole model, also for modules that lie in several stages.
+    """
+    found: dict[tuple[str, int, str], list[int]] = {}
+    for index, stage in enumerate(plan.stages):
+        for line in stage.cut:
+            for axis, factor in enumerate(line.factors):
+                if factor:
+                    found.setdefault((line.layers, axis, factor), []).append(index)
+    every = len(plan.stages)
+    return tuple(
+        Wish(*line, () if len(set(stages)) == every else tuple(dict.fromkeys(stages)))
+        for line, stages in found.items()
+    )
+
+
+def graph_on_group(plan: Plan, graph: ModelGraph) -> LocalGraph:
+    """Returns the model of a plan as the ranks of its group compute it.
+
+    Args: `graph` is the model, in any order; the plan must be right for it.
+    """
+    return cut_of(graph, plan.batch.micro, mesh_of(plan), wishes_of(plan), [x.layers for x in plan.stages])
+
+
+def refused_cuts(plan: Plan, graph: ModelGraph, whole: str = "") -> Iterator[Violation]:
+    """Yields what cannot be had of the cuts that a plan asks for.
+
+    Args: `graph` is the model; `whole` names an optimizer that needs whole parameters, "" is any other.
+    """
+    if not is_cut(plan):
+        return
+    found = [*_not_with_cuts(plan), *_meshes(plan)]
+    if whole:
+        found.append(f"{whole} updates parameters as wholes, and ranks have parts: an element-wise optimizer")
+    if not found:
+        names = [x.layers for x in plan.stages]
+        why = refused_cut(graph, plan.batch.micro, mesh_of(plan), wishes_of(plan), names)
+        found += [why] if why else []
+    for message in found:
+        yield Violation(rule="cut", where="cut", message=message)
+
+
+def _not_with_cuts(plan: Plan) -> Iterator[str]:
+    """Yields decisions that do not go together with tensors in parts."""
+    stages = plan.stages
+    both = {
+        "execution: compiled": plan.execution == "compiled",
+        "precision: fp16": plan.precision == "fp16",
+        "pruned weights": plan.kept is not None,
+        "shares of the batch": bool(plan.batch.shares),
+        "ema": plan.ema,
+        "update: rolling": plan.schedule.update == "rolling",
+        "grids over space": any(x.spatial or x.gather_before or x.regrid for x in stages),
+        "parameters, gradients or state shared among replicas": any(
+            shard_of(plan, i) for i in range(len(stages))
+        ),
+        "recompute_before": any(x.recompute_before for x in stages),
+    }
+    yield from (
+        f"tensors in parts do not go with {what}: one of the two" for what, met in both.items() if met
+    )
+
+
+def _meshes(plan: Plan) -> Iterator[str]:
+    ranks, meshes = (
+        plan.axes.spatial,
+        {stage.mesh or (plan.axes.spatial,) for stage in plan.stages if stage.cut},
+    )
+    for mesh in sorted(meshes):
+        if prod(mesh) != ranks or not 1 <= len(mesh) <= len(CutLine.model_fields) - 1:
+            shown = " x ".join(map(str, mesh))
+            yield f"a mesh of {shown} is {prod(mesh)} ranks on {len(mesh)} axes; the group has {ranks}, on up to 3 axes"
+    if ranks < 2:
+        yield "nothing can be cut in a group of 1 rank: a group of 2 or more"
+    if len(meshes) > 1:
+        yield f"stages have {len(meshes)} different meshes; all have the same one"
+    used = max(axis for wish in wishes_of(plan) for axis in (wish.axis,)) + 1 if wishes_of(plan) else 0
+    if not used:
+        yield "a line names no factor; each line has one, such as x: heads"
+    for mesh in meshes:
+        if len(mesh) < used:
+            yield f"a line names {used} axes, and the group has {len(mesh)}: mesh, such as [2, 2]"

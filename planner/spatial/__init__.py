@@ -30,6 +30,7 @@ from planner.spatial.operation import (
     Given,
     Operation,
     Ref,
+    from_text,
     to_text,
 )
 from planner.spatial.regrid import SPACE, Grid, Grids, Resplit
@@ -43,7 +44,7 @@ from planner.spatial.rules.rows import ROWS
 from planner.spatial.rules.windows import divisors, front_padding
 from planner.spatial.sample_shares import grown, wider
 from planner.spatial.segment import SLIDING, Placed, Segment, cut_model, with_targets
-from planner.spatial.traffic import Cost, Price, Traffic, price
+from planner.spatial.traffic import Cost, Price, Traffic, price, slides
 
 __all__ = [
     "AFTER",
@@ -94,6 +95,7 @@ __all__ = [
     "cut_model",
     "divisors",
     "entry",
+    "from_text",
     "front_padding",
     "grown",
     "local_shape",
@@ -101,6 +103,7 @@ __all__ = [
     "neighbours",
     "price",
     "rank_at",
+    "slides",
     "take",
     "to_text",
     "whole",

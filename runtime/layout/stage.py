@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from planner.capture import Captured, StageModule, name_of, operations_of
 from planner.layout import GroupLayout, LocalGraph, Mesh, Wish, granted, propagate, unmet
-from runtime.layout.moves import CutGroup
+from runtime.layout.moves import CutGroup, region
 from runtime.layout.rewrite import localise
 from runtime.spatial import matched
 
@@ -50,18 +50,6 @@ def cut_stage(module: StageModule, graph: LocalGraph, group: CutGroup) -> None:
             parameter = torch.nn.Parameter(own, tensor.requires_grad)
             setattr(module, slot, parameter if isinstance(tensor, torch.nn.Parameter) else own)
     localise(module._run, nodes_of(module), graph, group)
-
-
-def region(tensor: Tensor, layout: GroupLayout, group: CutGroup) -> Tensor:
-    """Returns this rank's part of a whole tensor.
-
-    Args: `layout` says how it is cut; addends and what is owed do not matter.
-    """
-    for dim, cut in enumerate(layout.cuts):
-        if cut is not None:
-            runs = cut.runs(cut.place(group.position, group.mesh))
-            tensor = torch.cat([tensor.narrow(dim, low, high - low) for low, high in runs], dim)
-    return tensor
 
 
 def held_of(module: StageModule, graph: LocalGraph) -> Mapping[str, GroupLayout]:
