@@ -4,6 +4,8 @@ A layer on shards takes the time and the bytes that the profile has of the large
 whole samples: of a rank's share of the samples, or of all, which every rank of a group computes alike. Halos, sums
 and gathers are added to the layer that waits for them, and so are the messages when samples are re-split. Messages
 that travel while a layer computes cost what exceeds the computation.
+
+Where a group has tensors in parts instead, its rank with most to do has a profile of its own: `on_group`.
 """
 
 from __future__ import annotations
@@ -12,19 +14,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import ceil, prod
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from planner.arrays import NS_PER_S
 from planner.cluster import NOISE, Group
 from planner.cost.tables import Tables, tables
+from planner.cost.tables import price as price_whole
+from planner.layout import STATE_PREFIX, LayerPart, LocalGraph, Mesh, Wish, layer_parts, local_model, share_of
 from planner.model import Layer, ModelGraph
 from planner.plan import Regrid
 from planner.profile import CostKey, LayerCost, Profile, Seconds
-from planner.spatial import Cost, Price, Traffic, price
+from planner.spatial import Cost, Price, Traffic, element_bytes, price
 
 Grid = tuple[int, ...]
+SCALED_SPREAD: Final = 0.25  # of the time of a layer in parts, where only the whole one was profiled
 
 
 class GridChoice(NamedTuple):
@@ -35,11 +40,13 @@ class GridChoice(NamedTuple):
     then: Grid = ()  # another grid, of at most as many parts, from the layer `then_from` on
     then_from: int = 0
     shared: bool = False  # from `whole_from` on each rank has its share of the samples, not all of them
+    mesh: Mesh = ()  # ranks along each axis of a group that has tensors in parts; never with a grid
+    cut: tuple[Wish, ...] = ()  # what that group cuts
 
     @property
     def ranks(self) -> int:
-        """Returns the number of ranks that share a sample."""
-        return prod(self.grid)
+        """Returns the number of ranks that work on one micro-batch."""
+        return prod(self.grid) * prod(self.mesh)
 
     def at(self, layer: int) -> Grid:
         """Returns the grid at a layer.
@@ -128,6 +135,86 @@ def sharded(
         for value in graph.values
     }
     return tables(profile, whole._replace(split=choice.grid), costs, sizes, regridded=choice[1:])
+
+
+def on_group(
+    profile: Profile, setting: CostKey, found: LocalGraph, group: Group, stages: Sequence[Sequence[str]] = ()
+) -> Profile:
+    """Returns the profile of one rank of a group that has tensors in parts: the rank with most to do.
+
+    Layers take the share of their time that is computed here, and what their conversions take. A layer in parts was
+    not profiled; its spread says so.
+    Args: `setting` is the one of whole samples; `found` is the model on the group; `group` has what messages take;
+        `stages` are those of a plan, which convert each for itself.
+    """
+    graph, parts = local_model(profile.graph, found, setting.micro), layer_parts(found, stages)
+    sized, rows = element_bytes(profile.graph), dict[CostKey, LayerCost]()
+    layers, known = [], dict[tuple[str, LayerCost], str]()
+    for layer in profile.graph.layers:
+        row, part = profile.cost(layer.name, setting), parts.get(layer.name, LayerPart())
+        size = float(sized * _narrower(profile, layer.inputs, setting))
+        priced = _in_parts(row, part, size, group)
+        kept = tuple(i for i in row.kept_inputs if layer.inputs[i] not in part.converted)
+        shares = [
+            share_of(found.layouts[name][0]) if name in found.layouts else 1.0 for name in layer.outputs
+        ]
+        made = tuple(
+            ceil(n * share) for n, share in zip(row.output_bytes, shares, strict=bool(row.output_bytes))
+        )
+        priced = replace(priced, kept_inputs=kept, output_bytes=made)
+        signature = known.setdefault((layer.signature, priced), f"{layer.signature}/{len(known)}")
+        layers.append(replace(layer, signature=signature))
+        rows[setting._replace(signature=signature)] = priced
+    return replace(profile, graph=replace(graph, layers=tuple(layers)), costs=rows, failures={})
+
+
+def _in_parts(row: LayerCost, part: LayerPart, size: float, group: Group) -> LayerCost:
+    """Returns a layer's row for one rank of a group; `size` has the bytes of an element."""
+    forward = part.rounds * group.latency_ns + part.sent * size * group.byte_ns
+    backward = part.back_rounds * group.latency_ns + part.back * size * group.byte_ns
+    added = {"forward": forward, "backward": backward, "input_grad": backward, "weight_grad": 0.0}
+    times = {name: _part_of(getattr(row, name), part.work, ns) for name, ns in added.items()}
+    made = ceil(part.made * size)
+    return replace(
+        row,
+        forward=times["forward"],
+        backward=times["backward"],
+        input_grad=times["input_grad"],
+        weight_grad=times["weight_grad"],
+        walked_bytes=ceil(row.walked_bytes * part.kept),
+        owing_bytes=ceil(row.owing_bytes * part.kept),
+        own_saved_bytes=ceil(row.own_saved_bytes * part.kept) + made,
+        held_bytes=ceil(row.held_bytes * part.kept) + (made if row.held_bytes else 0),
+        workspace_bytes=ceil(row.workspace_bytes * max(part.work, part.kept)) + made,
+    )
+
+
+def _part_of(time: Seconds, work: float, added_ns: float) -> Seconds:
+    if work == 1.0 and not added_ns:
+        return time
+    median = time.median * work
+    spread = max(time.spread * work, SCALED_SPREAD * median) if work < 1.0 else time.spread
+    return Seconds(median=median + added_ns / NS_PER_S, spread=spread)
+
+
+def cut_tables(
+    profile: Profile,
+    setting: CostKey,
+    choice: GridChoice,
+    found: LocalGraph,
+    group: Group,
+    *,
+    replicas: bool = True,
+) -> Tables:
+    """Returns the tables of a choice that has tensors in parts: what a pinned cut costs on a group.
+
+    Args: those of `on_group`, with the choice that `found` is of; without `replicas`, nobody else has a rank's parts,
+        so that their gradients are not summed.
+    """
+    names = (row.name for row in profile.graph.trained if len(row.users) == 1)
+    cut = {name for name in names if any(found.states[STATE_PREFIX + name].cuts)}
+    made = price_whole(on_group(profile, setting, found, group), setting, frozenset() if replicas else cut)
+    return replace(made, regridded=(choice.mesh, choice.cut, replicas))
 
 
 _NOTHING = Cost(share=1.0, middle=1.0, traffic=Traffic(), on_shards=False, gathered_bytes=0)

@@ -18,10 +18,11 @@ from typing import Final, NamedTuple
 from planner.errors import BadInput
 from planner.layout.local_graph import Conversion, LocalGraph, LocalOperation
 from planner.layout.lying import GroupLayout, Mesh, positions
+from planner.layout.moves import MOVES
 from planner.layout.propagate import propagate
 from planner.layout.wishes import Wish, granted, unmet
 from planner.model import ModelGraph
-from planner.spatial import INPUT, NONE, OTHERWISE, Operation, from_text
+from planner.spatial import GETITEM, INPUT, NONE, OTHERWISE, Operation, from_text
 
 STATE_PREFIX: Final = (
     "state:"  # before the name of a parameter or buffer, among the tensors of a `LocalGraph`
@@ -43,6 +44,12 @@ PRODUCTS: Final[
     "aten.bmm": ("self", -1),
     "aten.scaled_dot_product_attention": ("key", -2),
 }
+
+
+FORGETFUL: Final = frozenset(
+    f"aten.{name}"
+    for name in ["add", "sub", "neg", "linear", "addmm", "embedding", "to", "mean", "sum", "cat", "stack"]
+) | {GETITEM}
 
 
 @lru_cache(maxsize=16)
@@ -158,11 +165,13 @@ class LayerPart(NamedTuple):
     """One layer as the rank with most to do has it."""
 
     work: float = 1.0  # share of the layer's operations that it computes
+    kept: float = 1.0  # share of what the layer keeps of its own
     sent: float = 0.0  # elements that it sends forward
     back: float = 0.0  # and backward
     rounds: int = 0  # exchanges one after the other forward
     back_rounds: int = 0
     made: int = 0  # elements of what conversions make besides Values
+    converted: frozenset[str] = frozenset()  # Values that it reads only as conversions have made them
 
 
 def layer_parts(found: LocalGraph, stages: Sequence[Sequence[str]] = ()) -> dict[str, LayerPart]:
@@ -170,18 +179,48 @@ def layer_parts(found: LocalGraph, stages: Sequence[Sequence[str]] = ()) -> dict
 
     Args: `stages` are those of `cut_of`.
     """
-    whole: dict[str, float] = defaultdict(float)
-    own: dict[str, float] = defaultdict(float)
-    shapes = {name: layouts[0].shape for name, layouts in found.layouts.items()}
+    inside: dict[str, list[LocalOperation]] = defaultdict(list)
     for done in found.placed:
-        weight = _weight(done, shapes)
-        whole[done.operation.layer] += weight
-        own[done.operation.layer] += weight * _work(done)
-    parts = {layer: LayerPart(own[layer] / max(1.0, whole[layer])) for layer in whole if layer}
+        if done.operation.layer:
+            inside[done.operation.layer].append(done)
+    shapes = {name: layouts[0].shape for name, layouts in found.layouts.items()}
+    parts = {
+        layer: LayerPart(
+            work=_mean({done.operation.name: (_weight(done, shapes), _work(done)) for done in own}),
+            kept=_mean({x.operation.name: (_made(x), _work(x)) for x in own if _saves(x)}),
+            converted=_converted(own, found),
+        )
+        for layer, own in inside.items()
+    }
     for conversion in found.conversions(_stages(tuple(map(tuple, stages)))):
         layer = conversion.layer
         parts[layer] = _added(parts.get(layer, LayerPart()), conversion, found.mesh)
     return parts
+
+
+def _mean(shares: Mapping[str, tuple[float, float]]) -> float:
+    """Returns the mean of shares, each with its weight before it."""
+    total = sum(weight for weight, _ in shares.values())
+    return sum(weight * share for weight, share in shares.values()) / total if total else 1.0
+
+
+def _made(done: LocalOperation) -> float:
+    return float(sum(map(prod, done.operation.outputs)))
+
+
+def _saves(done: LocalOperation) -> bool:
+    """Returns whether an operation keeps a tensor for its backward that is no parameter and no view."""
+    return done.operation.operation not in FORGETFUL and done.operation.operation not in MOVES
+
+
+def _converted(own: Sequence[LocalOperation], found: LocalGraph) -> frozenset[str]:
+    reads: dict[str, bool] = {}  # tensor -> whether all reads are of a conversion of it
+    for done in own:
+        for argument, name in done.reads():
+            if done.operation.operation != GETITEM:
+                other = done.inputs[argument].cuts != found.layouts[name][0].cuts
+                reads[name] = reads.get(name, True) and other
+    return frozenset(name for name, other in reads.items() if other)
 
 
 def _work(done: LocalOperation) -> float:
@@ -192,7 +231,7 @@ def _work(done: LocalOperation) -> float:
 
 def _weight(done: LocalOperation, shapes: Mapping[str, tuple[int, ...]]) -> float:
     """Returns what an operation takes of its layer, about: elements, and for products of matrices their length."""
-    made = float(sum(map(prod, done.operation.outputs)))
+    made = _made(done)
     if done.operation.operation in PRODUCTS:
         argument, dim = PRODUCTS[done.operation.operation]
         name = dict(done.reads()).get(argument)

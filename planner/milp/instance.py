@@ -15,10 +15,11 @@ import numpy as np
 
 from planner.arrays import NS_PER_S, BoolArray, IntArray
 from planner.cluster import Cluster, Group
-from planner.cost import GridChoice, Prices, Tables, price, sharded
+from planner.cost import GridChoice, Prices, Tables, cut_tables, price, sharded
 from planner.errors import BadInput, Violation
+from planner.layout import cut_of, refused_cut
 from planner.milp import limits
-from planner.milp.configurations.configurations import Configuration, can_share
+from planner.milp.configurations.configurations import Configuration, can_share, meshes_of
 from planner.milp.configurations.placement import PlacementCosts
 from planner.milp.configurations.spatial_choices import asked, choice_of, choices, needs_space, none_of
 from planner.milp.cut.frozen_order import WorkMeter
@@ -40,7 +41,7 @@ class TablesKey(NamedTuple):
     micro: int
     choice: GridChoice = WHOLE
     group: Group | None = None
-    overlap: bool = False
+    overlap: bool = False  # where tensors are in parts: whether other ranks have the same parts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,16 +136,20 @@ class Instance:
 
         Returns: tables for one micro-batch, over all layers.
         """
-        if not configuration.grid:
+        if configuration.spatial == 1:
             return self.whole(configuration.micro)
         micro, choice = configuration.micro, choice_of(configuration)
         group = self.machines.spatial_group(configuration)
         overlap = not FAMILIES[configuration.family].splits
-        key = TablesKey(micro=micro, choice=choice, group=group, overlap=overlap)
+        several = configuration.data * configuration.pipes > 1
+        key = TablesKey(micro, choice, group, several if choice.mesh else overlap)
         if key not in self._tables:
-            found = sharded(
-                self.costs, self._setting(micro), choice, self.prices(choice), group, overlap=overlap
-            )
+            setting = self._setting(micro)
+            if choice.mesh:
+                cut = cut_of(self.profile.graph, micro, choice.mesh, choice.cut)
+                found = cut_tables(self.costs, setting, choice, cut, group, replicas=several)
+            else:
+                found = sharded(self.costs, setting, choice, self.prices(choice), group, overlap=overlap)
             self._tables[key] = found.averaged() if self.pins.ema else found
         return self._tables[key]
 
@@ -164,8 +169,29 @@ class Instance:
 
         Args: `micro` is the samples of a micro-batch.
         """
+        if self.pins.cut is not None:
+            return self._in_parts[micro]
         plain = self.pins.spatial in (None, 1) and not needs_space(self.pins)
         return (*((WHOLE,) if plain else ()), *self._cut.get(micro, ()))
+
+    @cached_property
+    def _in_parts(self) -> Mapping[int, tuple[GridChoice, ...]]:
+        """Returns the groups that can have the pinned cut, for each micro-batch.
+
+        Raises: BadInput where no micro-batch and no group can, with the first reason.
+        """
+        assert self.pins.cut is not None
+        meshes, why = meshes_of(self.pins, self.cluster), ""
+        found: dict[int, tuple[GridChoice, ...]] = {}
+        for micro in self.micros():
+            refused = {mesh: refused_cut(self.profile.graph, micro, mesh, self.pins.cut) for mesh in meshes}
+            found[micro] = tuple(
+                GridChoice(mesh=mesh, cut=self.pins.cut) for mesh in meshes if not refused[mesh]
+            )
+            why = why or next(filter(None, refused.values()), "")
+        if not any(found[micro] for micro in found if self.pins.micro in (None, micro)):
+            raise BadInput(why or "no device is left for a group of 2 ranks", where="fix cut")
+        return found
 
     @cached_property
     def _cut(self) -> Mapping[int, tuple[GridChoice, ...]]:
@@ -208,7 +234,7 @@ class Instance:
         if configuration.sparing and not alone(configuration):
             return self.problems.choosing(problem)
         if configuration.sparing:
-            by_layer = self.parts_recompute and not configuration.grid
+            by_layer = self.parts_recompute and configuration.spatial == 1
             return self.problems.sparing(problem, by_layer=by_layer)
         return arranged(problem, self._own_cut) if self.at_use(configuration) else problem
 
@@ -264,7 +290,8 @@ def short_bytes(instance: Instance, shape: Configuration) -> int:
 
     Returns: bytes that no cut can do without, 0 where the state fits.
     """
-    tables, share = instance.whole(shape.micro), shape.updaters
+    tables = instance.tables(shape) if shape.mesh else instance.whole(shape.micro)
+    share = shape.updaters
     trained = float(tables.gradients[0, -1])
     state = tables.elements[0, -1] * tables.state_bytes_per_element / share
     parts = {"": 0, "gradients": 1, "parameters": 2}[shape.held]  # of parameters and gradients

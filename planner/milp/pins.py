@@ -12,7 +12,9 @@ from math import prod
 from typing import Final, Literal, TypedDict
 
 from planner.errors import BadInput
+from planner.layout import Mesh, Wish
 from planner.model import ModelGraph
+from planner.plan import cut_lines, wishes_in
 from planner.schedule import FAMILIES
 
 Update = Literal["rolling", "barrier"]
@@ -20,24 +22,28 @@ Held = Literal["", "gradients", "parameters"]  # what replicas share by element
 SAMPLES: Final = "samples"  # written in place of a grid: from the layer on, ranks share whole samples
 NO_GATHER: Final = "none"  # written in place of the layer before which shards are gathered
 
-PINS = (
-    "data",
-    "pipeline",
-    "spatial",
-    "gather",
-    "regrid",
-    "micro",
-    "schedule",
-    "pairs",
-    "chunks",
-    "recompute",
-    "shard",
-    "ema",
-    "update",
-    "cuts",
-    "stages",
-    "devices",
-    "out_of_order",
+PINS: Final = tuple(
+    [
+        "data",
+        "pipeline",
+        "spatial",
+        "gather",
+        "regrid",
+        "group",
+        "cut",
+        "micro",
+        "schedule",
+        "pairs",
+        "chunks",
+        "recompute",
+        "shard",
+        "ema",
+        "update",
+        "cuts",
+        "stages",
+        "devices",
+        "out_of_order",
+    ]
 )
 
 
@@ -55,6 +61,8 @@ class Pins:
     regrid: str | None = (
         None  # LAYER:GRID, from which layer on samples lie on which other grid, or LAYER:samples; "" is nowhere
     )
+    group: Mesh | None = None  # ranks that have tensors in parts, along each of their axes
+    cut: tuple[Wish, ...] | None = None  # which tensors
     micro: int | None = None
     schedules: tuple[str, ...] = ()
     pairs: int | None = None
@@ -86,13 +94,15 @@ def pins(fix: Mapping[str, object], schedules: Sequence[str] | None) -> Pins:
     for name in chosen:
         if name not in FAMILIES:
             raise BadInput(f"no family '{name}'", where="schedule", allowed=", ".join(FAMILIES))
-    return Pins(
+    found = Pins(
         data=_whole(fix, "data"),
         pipeline=_whole(fix, "pipeline"),
         spatial=None if (grid := _grid(fix)) is None else prod(grid),
         grid=grid if grid is not None and len(grid) > 1 else None,
         gather=None if (gather := fix.get("gather")) is None else "" if gather == "end" else str(gather),
         regrid=_regrid(fix),
+        group=_grid(fix, "group"),
+        cut=None if fix.get("cut") is None else wishes_in(cut_lines(fix["cut"])),
         micro=_whole(fix, "micro"),
         schedules=chosen,
         pairs=_whole(fix, "pairs"),
@@ -106,6 +116,7 @@ def pins(fix: Mapping[str, object], schedules: Sequence[str] | None) -> Pins:
         cuts=_cuts(fix),
         out_of_order=_flag(fix, "out_of_order"),
     )
+    return in_parts(found) if found.cut is not None or found.group is not None else found
 
 
 def _whole(fix: Mapping[str, object], key: str) -> int | None:
@@ -118,16 +129,42 @@ def _whole(fix: Mapping[str, object], key: str) -> int | None:
     return int(text)
 
 
-def _grid(fix: Mapping[str, object]) -> tuple[int, ...] | None:
+def in_parts(pinned: Pins) -> Pins:
+    """Returns the pins of a plan whose tensors are in parts, with what does not go with them left out.
+
+    Raises: BadInput where that is pinned as well, or no cut is, or no group of 2 ranks.
+    """
+    both = {
+        "spatial": pinned.spatial not in (None, 1),
+        "gather": pinned.gather is not None,
+        "regrid": bool(pinned.regrid),
+        "shard": bool(pinned.shard or pinned.held),
+        "ema": pinned.ema,
+        "update=rolling": pinned.update == "rolling",
+    }
+    if named := [key for key, given in both.items() if given]:
+        raise BadInput(f"cut and {named[0]} do not go together", where="fix", allowed="one of them")
+    if pinned.cut is None:
+        allowed = 'cut, such as "cut=blocks.*.attention:heads"; spatial for samples cut in space'
+        raise BadInput("group is fixed and no cut", where="fix", allowed=allowed)
+    if pinned.group is not None and (prod(pinned.group) < 2 or len(pinned.group) > 3):
+        shown = "x".join(map(str, pinned.group))
+        raise BadInput(
+            f"group is {shown}", where="fix", allowed="2 ranks or more, on up to 3 axes such as 2x2"
+        )
+    return replace(pinned, shard=False, held="", out_of_order=False)
+
+
+def _grid(fix: Mapping[str, object], key: str = "spatial") -> tuple[int, ...] | None:
     """Returns the grid as given; a single number is a degree and allows any grid of so many shards."""
-    value = fix.get("spatial")
+    value = fix.get(key)
     if value is None:
         return None
     text = "x".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
     parts = text.split("x")
     if isinstance(value, bool) or not all(part.isdecimal() and int(part) > 0 for part in parts):
         raise BadInput(
-            f"spatial is {value!r}", where="fix", allowed="a degree such as 2, or a grid such as 2x2"
+            f"{key} is {value!r}", where="fix", allowed="a degree such as 2, or a grid such as 2x2"
         )
     return tuple(map(int, parts))
 
@@ -271,6 +308,8 @@ def told(pinned: Pins) -> dict[str, str]:
         "gather": pinned.gather,
         "regrid": pinned.regrid,
         "spatial": grid,
+        "group": None if pinned.group is None else "x".join(map(str, pinned.group)),
+        "cut": None if pinned.cut is None else ",".join(f"{x.pattern}:{x.factor}" for x in pinned.cut),
         "pipeline": pinned.pipeline,
         "data": pinned.data,
         "stages": stages,

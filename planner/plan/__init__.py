@@ -75,7 +75,7 @@ if TYPE_CHECKING:
         updaters,
         wishes_of,
     )
-    from planner.plan.yaml import dump, load
+    from planner.plan.yaml import cut_lines, dump, load, wishes_in
 
 __all__ = [
     "BY_ELEMENT",
@@ -107,6 +107,7 @@ __all__ = [
     "StageTimes",
     "as_planned",
     "coordinates",
+    "cut_lines",
     "distinct_replicas",
     "dump",
     "graph_on_group",
@@ -133,6 +134,7 @@ __all__ = [
     "unit_names",
     "units_of_parameters",
     "updaters",
+    "wishes_in",
     "wishes_of",
     "world_size",
 ]
@@ -174,8 +176,10 @@ __getattr__ = later(
             "wishes_of",
         ),
         "yaml": (
+            "cut_lines",
             "dump",
             "load",
+            "wishes_in",
         ),
     },
 )

@@ -20,6 +20,7 @@ from planner.errors import Violation
 from planner.layout import LocalGraph, Wish, cut_of, refused_cut
 from planner.model import ModelGraph
 from planner.plan.plan import CutLine, Plan, StagePlan, StageShard
+from planner.plan.yaml import wishes_in
 
 STATE = StageShard(what="state")
 BY_ELEMENT = (
@@ -209,16 +210,14 @@ def wishes_of(plan: Plan) -> tuple[Wish, ...]:
 
     Args: a line that every stage has is for the whole model, also for modules that lie in several stages.
     """
-    found: dict[tuple[str, int, str], list[int]] = {}
+    found: dict[Wish, set[int]] = {}
     for index, stage in enumerate(plan.stages):
-        for line in stage.cut:
-            for axis, factor in enumerate(line.factors):
-                if factor:
-                    found.setdefault((line.layers, axis, factor), []).append(index)
+        for wish in wishes_in(stage.cut):
+            found.setdefault(wish, set()).add(index)
     every = len(plan.stages)
     return tuple(
-        Wish(*line, () if len(set(stages)) == every else tuple(dict.fromkeys(stages)))
-        for line, stages in found.items()
+        wish._replace(stages=() if len(stages) == every else tuple(sorted(stages)))
+        for wish, stages in found.items()
     )
 
 

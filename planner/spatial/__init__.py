@@ -44,7 +44,7 @@ from planner.spatial.rules.rows import ROWS
 from planner.spatial.rules.windows import divisors, front_padding
 from planner.spatial.sample_shares import grown, wider
 from planner.spatial.segment import SLIDING, Placed, Segment, cut_model, with_targets
-from planner.spatial.traffic import Cost, Price, Traffic, price, slides
+from planner.spatial.traffic import Cost, Price, Traffic, element_bytes, price, slides
 
 __all__ = [
     "AFTER",
@@ -94,6 +94,7 @@ __all__ = [
     "coordinates",
     "cut_model",
     "divisors",
+    "element_bytes",
     "entry",
     "from_text",
     "front_padding",

@@ -113,7 +113,7 @@ def price(
         size = shard_elements(layout, segment.grids[value.name])
         held[value.name] = size / max(1, prod(layout.shape))
     return Price(
-        layers=_layers(segment, _element_bytes(graph)),
+        layers=_layers(segment, element_bytes(graph)),
         values=held,
         gathered=ends(segment),
         samples=given[0].outputs[0][0] * (prod(grid) if shares else 1),
@@ -121,7 +121,7 @@ def price(
     )
 
 
-def _element_bytes(graph: ModelGraph) -> int:
+def element_bytes(graph: ModelGraph) -> int:
     """Returns the bytes of an element of the widest Value with a gradient, by the bits in its type's name."""
     bits = (re.search(r"\d+", value.dtype) for value in graph.values if value.needs_grad)
     return max((int(found[0]) // 8 for found in bits if found), default=ELEMENT_BYTES)

@@ -14,6 +14,7 @@ from math import prod
 from typing import Literal
 
 from planner.cluster import Cluster, total_devices
+from planner.layout import Mesh, Wish
 from planner.milp import limits
 from planner.milp.pins import Held, Pins, Update
 from planner.schedule import FAMILIES
@@ -46,6 +47,8 @@ class Configuration:
     then: tuple[int, ...] = ()  # shards of each sample from layer `then_from` on; () is `grid`
     then_from: int = 0
     shared: bool = False  # whether ranks share whole samples from `whole_from` on
+    mesh: Mesh = ()  # ranks along each axis of a group that has tensors in parts
+    cut: tuple[Wish, ...] = ()  # what that group cuts
     listed: str = ""  # the name of a rescheduled order; empty is the generated one
     mirrored: bool = False  # whether the first stage is on the last devices
     sparing: bool = False  # only stages that would not fit otherwise recompute; `recompute`: all do
@@ -57,8 +60,8 @@ class Configuration:
 
     @property
     def spatial(self) -> int:
-        """Returns how many ranks share a sample."""
-        return prod(self.grid)
+        """Returns how many ranks work on one micro-batch together."""
+        return prod(self.grid) * prod(self.mesh)
 
     @property
     def stages(self) -> int:
@@ -104,6 +107,7 @@ class Configuration:
         extra += ["sharded optimizer"] if self.shard else []
         extra += [f"{self.held} over {self.ranks}"] if self.held else []
         space = f" x spatial {'x'.join(map(str, self.grid))}" if self.grid else ""
+        space += f" x group {'x'.join(map(str, self.mesh))}" if self.mesh else ""
         extra += [f"{'x'.join(map(str, self.then))} from layer {self.then_from} on"] if self.then else []
         how = "shared" if self.shared else "whole"
         extra += [f"{how} from layer {self.whole_from} on"] if self.whole_from else []
@@ -115,9 +119,9 @@ class Configuration:
 
 
 # Grid, the layer from which on samples are whole, another grid and the layer from which on samples lie on that; whether
-# ranks share whole samples.
-Split = tuple[tuple[int, ...], int, tuple[int, ...], int, bool]
-WHOLE: Split = ((), 0, (), 0, False)
+# ranks share whole samples; the axes of a group that has tensors in parts, and which.
+Split = tuple[tuple[int, ...], int, tuple[int, ...], int, bool, Mesh, tuple[Wish, ...]]
+WHOLE: Split = ((), 0, (), 0, False, (), ())
 
 
 def shapes(
@@ -156,8 +160,9 @@ def _with_data(
     pinned: Pins,
     split: Split,
 ) -> Iterator[Configuration]:
-    grid, whole_from, then, then_from, shared = split
-    replicas = data * prod(grid)
+    grid, whole_from, then, then_from, shared, mesh, cut = split
+    near = prod(grid) * prod(mesh)
+    replicas = data * near
     deepest = min(layers, total // replicas, limits.DEEPEST)
     depths = range(1, deepest + 1) if pinned.pipeline is None else [pinned.pipeline]
     names = pinned.schedules or SEARCHED
@@ -168,9 +173,9 @@ def _with_data(
             for family, pairs, chunks in _variants(names, workers, micros, layers, pinned):
                 if pinned.stages is not None and workers * chunks != len(pinned.stages):
                     continue
-                if family == "overlap" and not _overlaps(workers, chunks * micros, grid, pinned):
+                if family == "overlap" and not _overlaps(workers, chunks * micros, near, pinned):
                     continue
-                if pinned.held and not can_share(data, prod(grid), pinned.ranks or data):
+                if pinned.held and not can_share(data, near, pinned.ranks or data):
                     continue
                 every = product(_free(pinned.recompute), _free(pinned.shard), _directions(cluster, workers))
                 for recompute, shard, mirrored in every:
@@ -193,10 +198,23 @@ def _with_data(
                         then=then,
                         then_from=then_from,
                         shared=shared,
+                        mesh=mesh,
+                        cut=cut,
                         mirrored=mirrored,
                         held=pinned.held or "",
                         ranks=(pinned.ranks or data) if pinned.held else 0,
                     )
+
+
+def meshes_of(pinned: Pins, cluster: Cluster) -> tuple[Mesh, ...]:
+    """Returns the groups that a pinned cut may have: the pinned one, or one axis of any size that divides a node.
+
+    Args: `cluster` has the devices, of which a group has 2 or more.
+    """
+    if pinned.group is not None:
+        return (pinned.group,)
+    near = min(group.devices_per_node for group in cluster.groups)
+    return tuple((ranks,) for ranks in _divisors(near, total_devices(cluster)) if ranks > 1)
 
 
 def can_share(data: int, spatial: int, ranks: int) -> bool:
@@ -219,14 +237,16 @@ def _alike(cluster: Cluster) -> bool:
     return len({(g.device, g.memory_bytes, g.margin_bytes, g.rates) for g in cluster.nodes}) == 1
 
 
-def _overlaps(workers: int, forwards: int, grid: tuple[int, ...], pinned: Pins) -> bool:
+def _overlaps(workers: int, forwards: int, near: int, pinned: Pins) -> bool:
     """Returns whether the family `overlap` is considered.
 
     It hides gradient sums of replicas; in a pipeline, or behind many micro-batches, there is little to hide.
     """
     if pinned.schedules:
-        return not grid
-    return pinned.out_of_order is not False and workers == 1 and not grid and forwards <= limits.MOST_FORWARDS
+        return near == 1
+    return (
+        pinned.out_of_order is not False and workers == 1 and near == 1 and forwards <= limits.MOST_FORWARDS
+    )
 
 
 def _free(value: bool | None) -> tuple[bool, ...]:
