@@ -42,8 +42,9 @@ from planner.cluster.corrections import (
     dump_corrections,
     load_corrections,
 )
-from planner.cluster.host import NOTABLE_SHARE, OtherLoad
 from planner.cluster.variants import (
+    NOTABLE_SHARE,
+    OtherLoad,
     with_at_most,
     with_memory,
     with_more,

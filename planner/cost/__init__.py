@@ -16,6 +16,7 @@ from planner.cost.spatial_tables import (
     on_group,
     row_of,
     sharded,
+    shared_tables,
     shown,
     stage_of,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "row_of",
     "setting_of",
     "sharded",
+    "shared_tables",
     "shown",
     "stage_bytes",
     "stage_of",

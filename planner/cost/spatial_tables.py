@@ -1,9 +1,9 @@
 """Prices layers where samples are cut in space, for one choice of grids.
 
 A layer on shards takes the time and the bytes that the profile has of the largest shard. Other layers take those of
-whole samples: of a rank's share of the samples, or of all, which every rank of a group computes alike. Halos, sums
-and gathers are added to the layer that waits for them, and so are the messages when samples are re-split. Messages
-that travel while a layer computes cost what exceeds the computation.
+whole samples: of a rank's share of the samples, or of all, which every rank of a group computes alike. Halos, sums,
+gathers and messages when samples are re-split are added to the layer that waits for them. Messages that travel while
+a layer computes cost what exceeds the computation.
 
 Where a group has tensors in parts instead, its rank with most to do has a profile of its own: `on_group`.
 """
@@ -22,7 +22,17 @@ from planner.arrays import NS_PER_S
 from planner.cluster import NOISE, Group
 from planner.cost.tables import Tables, tables
 from planner.cost.tables import price as price_whole
-from planner.layout import STATE_PREFIX, LayerPart, LocalGraph, Mesh, Wish, layer_parts, local_model, share_of
+from planner.layout import (
+    STATE_PREFIX,
+    LayerPart,
+    LocalGraph,
+    Mesh,
+    Wish,
+    cut_of,
+    layer_parts,
+    local_model,
+    share_of,
+)
 from planner.model import Layer, ModelGraph
 from planner.plan import Regrid
 from planner.profile import CostKey, LayerCost, Profile, Seconds
@@ -144,8 +154,7 @@ def on_group(
 
     Layers take the share of their time that is computed here, and what their conversions take. A layer in parts was
     not profiled; its spread says so.
-    Args: `setting` is the one of whole samples; `found` is the model on the group; `group` has what messages take;
-        `stages` are those of a plan, which convert each for itself.
+    Args: `found` is the model on the group; `stages` are those of a plan, which convert each for itself.
     """
     graph, parts = local_model(profile.graph, found, setting.micro), layer_parts(found, stages)
     sized, rows = element_bytes(profile.graph), dict[CostKey, LayerCost]()
@@ -155,13 +164,11 @@ def on_group(
         size = float(sized * _narrower(profile, layer.inputs, setting))
         priced = _in_parts(row, part, size, group)
         kept = tuple(i for i in row.kept_inputs if layer.inputs[i] not in part.converted)
-        shares = [
-            share_of(found.layouts[name][0]) if name in found.layouts else 1.0 for name in layer.outputs
-        ]
-        made = tuple(
-            ceil(n * share) for n, share in zip(row.output_bytes, shares, strict=bool(row.output_bytes))
+        made = zip(
+            row.output_bytes, (share_of(found.layouts[name][0]) for name in layer.outputs), strict=False
         )
-        priced = replace(priced, kept_inputs=kept, output_bytes=made)
+        sizes = tuple(ceil(size * share) for size, share in made)
+        priced = replace(priced, kept_inputs=kept, output_bytes=sizes)
         signature = known.setdefault((layer.signature, priced), f"{layer.signature}/{len(known)}")
         layers.append(replace(layer, signature=signature))
         rows[setting._replace(signature=signature)] = priced
@@ -197,20 +204,25 @@ def _part_of(time: Seconds, work: float, added_ns: float) -> Seconds:
     return Seconds(median=median + added_ns / NS_PER_S, spread=spread)
 
 
+def shared_tables(
+    profile: Profile, setting: CostKey, choice: GridChoice, prices: Prices, group: Group, flag: bool
+) -> Tables:
+    """Returns the tables of any choice: `flag` is `overlap` on a grid, and `replicas` where tensors are in parts."""
+    if choice.mesh:
+        return cut_tables(profile, setting, choice, group, replicas=flag)
+    return sharded(profile, setting, choice, prices(choice), group, overlap=flag)
+
+
 def cut_tables(
-    profile: Profile,
-    setting: CostKey,
-    choice: GridChoice,
-    found: LocalGraph,
-    group: Group,
-    *,
-    replicas: bool = True,
+    profile: Profile, setting: CostKey, choice: GridChoice, group: Group, *, replicas: bool = True
 ) -> Tables:
     """Returns the tables of a choice that has tensors in parts: what a pinned cut costs on a group.
 
-    Args: those of `on_group`, with the choice that `found` is of; without `replicas`, nobody else has a rank's parts,
-        so that their gradients are not summed.
+    Args: `profile`, `setting` and `group` as of `on_group`; without `replicas`, nobody else has a rank's parts, so that
+        their gradients are not summed.
+    Raises: NoRule or BadInput, where the model cannot be cut so.
     """
+    found = cut_of(profile.graph, setting.micro, choice.mesh, choice.cut)
     names = (row.name for row in profile.graph.trained if len(row.users) == 1)
     cut = {name for name in names if any(found.states[STATE_PREFIX + name].cuts)}
     made = price_whole(on_group(profile, setting, found, group), setting, frozenset() if replicas else cut)
@@ -238,11 +250,7 @@ def _largest(row: LayerCost, cost: Cost) -> LayerCost:
 def _narrower(profile: Profile, values: Sequence[str], key: CostKey) -> Fraction:
     """Returns the bytes of what a layer reads in a precision, divided by the bytes that were captured."""
     captured = sum(profile.graph.value[name].bytes(key.micro) for name in values)
-    return (
-        Fraction(sum(profile.value_bytes(name, key) for name in values), captured)
-        if captured
-        else Fraction(1)
-    )
+    return Fraction(sum(profile.value_bytes(x, key) for x in values), captured) if captured else Fraction(1)
 
 
 def _priced(row: LayerCost, cost: Cost, scale: Fraction, group: Group, *, overlap: bool) -> LayerCost:
@@ -261,7 +269,7 @@ def _priced(row: LayerCost, cost: Cost, scale: Fraction, group: Group, *, overla
 
 
 def _longer(time: Seconds, ns: float) -> Seconds:
-    return replace(time, median=time.median + ns / NS_PER_S)
+    return _part_of(time, 1.0, ns)
 
 
 def _exposed(hidden_ns: float, under: Seconds, overlap: bool) -> float:
@@ -288,5 +296,5 @@ def _wire_ns(size: Fraction, rounds: int, group: Group) -> float:
 
 
 def _sums_ns(size: Fraction, count: int, group: Group) -> float:
-    """Returns the nanoseconds of `count` sums of equal size, one after the other."""
+    """Returns the nanoseconds of sums of equal size, one after the other."""
     return count * float(group.sum.ns(np.array([ceil(size / count)]))[0]) if count else 0.0

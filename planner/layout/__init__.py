@@ -18,6 +18,7 @@ from planner.layout.local_model import (
     cut_of,
     layer_parts,
     local_model,
+    named_in,
     refused_cut,
     share_of,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "granted",
     "layer_parts",
     "local_model",
+    "named_in",
     "parted",
     "path",
     "positions",

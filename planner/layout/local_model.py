@@ -20,7 +20,7 @@ from planner.layout.local_graph import Conversion, LocalGraph, LocalOperation
 from planner.layout.lying import GroupLayout, Mesh, positions
 from planner.layout.moves import MOVES
 from planner.layout.propagate import propagate
-from planner.layout.wishes import Wish, granted, unmet
+from planner.layout.wishes import Wish, depth, granted, of_path, unmet
 from planner.model import ModelGraph
 from planner.spatial import GETITEM, INPUT, NONE, OTHERWISE, Operation, from_text
 
@@ -53,13 +53,19 @@ FORGETFUL: Final = frozenset(
 
 
 @lru_cache(maxsize=16)
+def operations_in(lines: tuple[str, ...]) -> tuple[Operation, ...]:
+    """Returns the operations of a model, given as text, for the micro-batch that was captured."""
+    return tuple(map(from_text, lines))
+
+
+@lru_cache(maxsize=16)
 def operations_at(lines: tuple[str, ...], micro: int) -> tuple[Operation, ...]:
     """Returns the operations of a model for one micro-batch.
 
     Args: `lines` are those of a `ModelGraph`, of the micro-batch that was captured.
     Raises: BadInput where a size depends on the batch otherwise than as a multiple of it.
     """
-    found = tuple(map(from_text, lines))
+    found = operations_in(lines)
     captured = next((x.outputs[0][x.samples[0]] for x in found if x.operation == INPUT and _grows(x)), micro)
     return found if micro == captured else tuple(_at(x, captured, micro) for x in found)
 
@@ -111,12 +117,10 @@ def cut_of(
 
 
 class _Model(NamedTuple):
-    """A model by what its layouts depend on, which is quick to compare."""
-
     graph: ModelGraph
 
     def __hash__(self) -> int:
-        return id(self.graph)
+        return id(self.graph)  # quick; what is cached keeps the graph alive
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Model) and other.graph is self.graph
@@ -231,26 +235,21 @@ def _work(done: LocalOperation) -> float:
 
 def _weight(done: LocalOperation, shapes: Mapping[str, tuple[int, ...]]) -> float:
     """Returns what an operation takes of its layer, about: elements, and for products of matrices their length."""
-    made = _made(done)
-    if done.operation.operation in PRODUCTS:
-        argument, dim = PRODUCTS[done.operation.operation]
-        name = dict(done.reads()).get(argument)
-        return made * 2 * shapes[name][dim] if name is not None and shapes[name] else made
-    return made
+    argument, dim = PRODUCTS.get(done.operation.operation, ("", 0))
+    name = dict(done.reads()).get(argument, "")
+    return _made(done) * (2 * shapes[name][dim] if shapes.get(name) else 1)
 
 
 def _added(part: LayerPart, conversion: Conversion, mesh: Mesh) -> LayerPart:
-    sent, back = conversion.sent(mesh)
-    steps = conversion.steps
+    (sent, back), steps, target = conversion.sent(mesh), conversion.steps, conversion.target
     copies = any(step.forward in COPIES for step in steps)
-    made = ceil(share_of(conversion.target) * prod(conversion.target.shape)) if copies else 0
+    home = steps if conversion.trained else ()
     return part._replace(
         sent=part.sent + sent,
         back=part.back + back,
         rounds=part.rounds + sum(ROUNDS.get(step.forward, 0) for step in steps),
-        back_rounds=part.back_rounds
-        + (sum(ROUNDS.get(step.backward, 0) for step in steps) if conversion.trained else 0),
-        made=part.made + made,
+        back_rounds=part.back_rounds + sum(ROUNDS.get(step.backward, 0) for step in home),
+        made=part.made + (ceil(share_of(target) * prod(target.shape)) if copies else 0),
     )
 
 
@@ -266,7 +265,7 @@ def local_model(model: ModelGraph, found: LocalGraph, micro: int) -> ModelGraph:
     """
     values = []
     for value in model.values:
-        share = share_of(found.layouts[value.name][0]) if value.name in found.layouts else 1.0
+        share = share_of(found.layouts[value.name][0])
         size = ceil(value.bytes(micro) * share)
         values.append(value if share == 1.0 else replace(value, fixed_bytes=size, sample_bytes=0))
     parameters = []
@@ -291,3 +290,9 @@ def refused_cut(
     except BadInput as error:
         return str(error)
     return ""
+
+
+def named_in(wish: Wish, model: ModelGraph, layers: Sequence[str]) -> bool:
+    """Returns whether a wish is for some operation of the given layers of a model."""
+    own, every = set(layers), operations_in(model.operations)
+    return any(x.layer in own and depth(of_path(x), wish.pattern) for x in every)

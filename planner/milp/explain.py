@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from planner.arrays import IntArray
+from planner.cost import GridChoice
 from planner.milp import limits
 from planner.milp.configurations.configurations import (
     SEARCHED,
@@ -176,6 +177,7 @@ def configuration_of(shape: Configuration) -> PlannedConfiguration:
         then_from=shape.then_from,
         whole_from=shape.whole_from,
         shared=shape.shared,
+        mesh=shape.mesh,
         recompute="all" if shape.recompute else "where_needed" if shape.sparing else "none",
         recomputed=shape.chosen,
         shard=shape.shard,
@@ -252,9 +254,16 @@ def _shapes(space: Instance, pinned: Pins) -> list[Configuration]:
         batch=space.batch,
         micros=space.micros(),
         pinned=pinned,
-        splits=lambda micro: [s for s in space.splits(micro) if pinned.spatial is None or not s.grid],
+        splits=lambda micro: _splits(space, micro, pinned),
     )
     return list(filter(space.permits, every))
+
+
+def _splits(space: Instance, micro: int, pinned: Pins) -> Sequence[GridChoice]:
+    """Returns how a plan without a planner splits samples: not at all, or as `pinned` leaves free."""
+    if space.pins.cut is not None:
+        return (GridChoice(),)
+    return [split for split in space.splits(micro) if pinned.spatial is None or not split.grid]
 
 
 def _best(space: Instance, kind: RivalKind, chosen: Sequence[Configuration]) -> Rival:

@@ -15,13 +15,13 @@ import numpy as np
 
 from planner.arrays import NS_PER_S, BoolArray, IntArray
 from planner.cluster import Cluster, Group
-from planner.cost import GridChoice, Prices, Tables, cut_tables, price, sharded
+from planner.cost import GridChoice, Prices, Tables, price, shared_tables
 from planner.errors import BadInput, Violation
-from planner.layout import cut_of, refused_cut
 from planner.milp import limits
-from planner.milp.configurations.configurations import Configuration, can_share, meshes_of
+from planner.milp.configurations.configurations import Configuration, can_share
 from planner.milp.configurations.placement import PlacementCosts
 from planner.milp.configurations.spatial_choices import asked, choice_of, choices, needs_space, none_of
+from planner.milp.configurations.tensor_parts import groups_with_cut
 from planner.milp.cut.frozen_order import WorkMeter
 from planner.milp.cut.problem import CutProblem
 from planner.milp.cut.recompute_least import alone
@@ -144,12 +144,7 @@ class Instance:
         several = configuration.data * configuration.pipes > 1
         key = TablesKey(micro, choice, group, several if choice.mesh else overlap)
         if key not in self._tables:
-            setting = self._setting(micro)
-            if choice.mesh:
-                cut = cut_of(self.profile.graph, micro, choice.mesh, choice.cut)
-                found = cut_tables(self.costs, setting, choice, cut, group, replicas=several)
-            else:
-                found = sharded(self.costs, setting, choice, self.prices(choice), group, overlap=overlap)
+            found = shared_tables(self.costs, self._setting(micro), choice, self.prices, group, key.overlap)
             self._tables[key] = found.averaged() if self.pins.ema else found
         return self._tables[key]
 
@@ -169,37 +164,18 @@ class Instance:
 
         Args: `micro` is the samples of a micro-batch.
         """
-        if self.pins.cut is not None:
-            return self._in_parts[micro]
-        plain = self.pins.spatial in (None, 1) and not needs_space(self.pins)
+        plain = self.pins.spatial in (None, 1) and not needs_space(self.pins) and self.pins.cut is None
         return (*((WHOLE,) if plain else ()), *self._cut.get(micro, ()))
 
     @cached_property
-    def _in_parts(self) -> Mapping[int, tuple[GridChoice, ...]]:
-        """Returns the groups that can have the pinned cut, for each micro-batch.
-
-        Raises: BadInput where no micro-batch and no group can, with the first reason.
-        """
-        assert self.pins.cut is not None
-        meshes, why = meshes_of(self.pins, self.cluster), ""
-        found: dict[int, tuple[GridChoice, ...]] = {}
-        for micro in self.micros():
-            refused = {mesh: refused_cut(self.profile.graph, micro, mesh, self.pins.cut) for mesh in meshes}
-            found[micro] = tuple(
-                GridChoice(mesh=mesh, cut=self.pins.cut) for mesh in meshes if not refused[mesh]
-            )
-            why = why or next(filter(None, refused.values()), "")
-        if not any(found[micro] for micro in found if self.pins.micro in (None, micro)):
-            raise BadInput(why or "no device is left for a group of 2 ranks", where="fix cut")
-        return found
-
-    @cached_property
     def _cut(self) -> Mapping[int, tuple[GridChoice, ...]]:
-        """Returns the ways to cut samples for each micro-batch; some may have a way that others have not.
+        """Returns the ways to cut samples, or tensors, for each micro-batch; some may have a way that others have not.
 
         Raises: BadInput where no micro-batch has what is fixed.
         """
         pinned = self.pins
+        if pinned.cut is not None:
+            return groups_with_cut(self.profile.graph, self.micros(), pinned, self.cluster)
         if self.execution != "eager" or pinned.spatial == 1:
             if self.execution != "eager" and needs_space(pinned):
                 raise BadInput("a gather and regrid need execution: eager", where="fix", allowed="neither")
@@ -286,10 +262,7 @@ class Instance:
 
 
 def short_bytes(instance: Instance, shape: Configuration) -> int:
-    """Returns by how much the state of the model, spread evenly, exceeds the largest device.
-
-    Returns: bytes that no cut can do without, 0 where the state fits.
-    """
+    """Returns the bytes by which the state of the model, spread evenly, exceeds the largest device; 0 where it fits."""
     tables = instance.tables(shape) if shape.mesh else instance.whole(shape.micro)
     share = shape.updaters
     trained = float(tables.gradients[0, -1])

@@ -5,7 +5,7 @@ Also writes pins out again, drops one of them, and turns a cut given by the user
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
@@ -22,28 +22,26 @@ Held = Literal["", "gradients", "parameters"]  # what replicas share by element
 SAMPLES: Final = "samples"  # written in place of a grid: from the layer on, ranks share whole samples
 NO_GATHER: Final = "none"  # written in place of the layer before which shards are gathered
 
-PINS: Final = tuple(
-    [
-        "data",
-        "pipeline",
-        "spatial",
-        "gather",
-        "regrid",
-        "group",
-        "cut",
-        "micro",
-        "schedule",
-        "pairs",
-        "chunks",
-        "recompute",
-        "shard",
-        "ema",
-        "update",
-        "cuts",
-        "stages",
-        "devices",
-        "out_of_order",
-    ]
+PINS: Final = (
+    "data",
+    "pipeline",
+    "spatial",
+    "gather",
+    "regrid",
+    "group",
+    "cut",
+    "micro",
+    "schedule",
+    "pairs",
+    "chunks",
+    "recompute",
+    "shard",
+    "ema",
+    "update",
+    "cuts",
+    "stages",
+    "devices",
+    "out_of_order",
 )
 
 
@@ -94,7 +92,7 @@ def pins(fix: Mapping[str, object], schedules: Sequence[str] | None) -> Pins:
     for name in chosen:
         if name not in FAMILIES:
             raise BadInput(f"no family '{name}'", where="schedule", allowed=", ".join(FAMILIES))
-    found = Pins(
+    return Pins(
         data=_whole(fix, "data"),
         pipeline=_whole(fix, "pipeline"),
         spatial=None if (grid := _grid(fix)) is None else prod(grid),
@@ -116,7 +114,6 @@ def pins(fix: Mapping[str, object], schedules: Sequence[str] | None) -> Pins:
         cuts=_cuts(fix),
         out_of_order=_flag(fix, "out_of_order"),
     )
-    return in_parts(found) if found.cut is not None or found.group is not None else found
 
 
 def _whole(fix: Mapping[str, object], key: str) -> int | None:
@@ -127,32 +124,6 @@ def _whole(fix: Mapping[str, object], key: str) -> int | None:
     if isinstance(value, bool) or not text.isdecimal() or int(text) < 1:
         raise BadInput(f"{key} is {value!r}", where="fix", allowed="a whole number, 1 or more")
     return int(text)
-
-
-def in_parts(pinned: Pins) -> Pins:
-    """Returns the pins of a plan whose tensors are in parts, with what does not go with them left out.
-
-    Raises: BadInput where that is pinned as well, or no cut is, or no group of 2 ranks.
-    """
-    both = {
-        "spatial": pinned.spatial not in (None, 1),
-        "gather": pinned.gather is not None,
-        "regrid": bool(pinned.regrid),
-        "shard": bool(pinned.shard or pinned.held),
-        "ema": pinned.ema,
-        "update=rolling": pinned.update == "rolling",
-    }
-    if named := [key for key, given in both.items() if given]:
-        raise BadInput(f"cut and {named[0]} do not go together", where="fix", allowed="one of them")
-    if pinned.cut is None:
-        allowed = 'cut, such as "cut=blocks.*.attention:heads"; spatial for samples cut in space'
-        raise BadInput("group is fixed and no cut", where="fix", allowed=allowed)
-    if pinned.group is not None and (prod(pinned.group) < 2 or len(pinned.group) > 3):
-        shown = "x".join(map(str, pinned.group))
-        raise BadInput(
-            f"group is {shown}", where="fix", allowed="2 ranks or more, on up to 3 axes such as 2x2"
-        )
-    return replace(pinned, shard=False, held="", out_of_order=False)
 
 
 def _grid(fix: Mapping[str, object], key: str = "spatial") -> tuple[int, ...] | None:
@@ -325,12 +296,3 @@ def freed(pinned: Pins, key: str) -> Pins:
     Args: `key` as `told` writes it; `spatial` takes grid, gather and changes of the grid along.
     """
     return replace(pinned, **{name: getattr(Pins(), name) for name in _FIELDS.get(key, (key,))})
-
-
-def each_freed(pinned: Pins) -> Iterator[tuple[str, Pins]]:
-    """Yields each pin that may be in the way, and the pins without it.
-
-    Yields: the key as `told` writes it, and the remaining pins.
-    """
-    for key in told(pinned):
-        yield key, freed(pinned, key)

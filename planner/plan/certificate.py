@@ -93,6 +93,7 @@ class PlannedConfiguration(Part):
     shared: Flag = Field(
         default=False, description="from `whole_from` on each rank has its share of the samples"
     )
+    mesh: tuple[Count, ...] = Field(default=(), description="ranks along the axes of a group with a cut")
     recompute: Literal["none", "where_needed", "all"] = "none"
     recomputed: tuple[Natural, ...] = Field(
         default=(), description="the stages that recompute, where they are chosen"

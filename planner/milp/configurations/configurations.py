@@ -14,6 +14,7 @@ from math import prod
 from typing import Literal
 
 from planner.cluster import Cluster, total_devices
+from planner.cost import GridChoice
 from planner.layout import Mesh, Wish
 from planner.milp import limits
 from planner.milp.pins import Held, Pins, Update
@@ -118,12 +119,6 @@ class Configuration:
         return ", ".join([base, *extra]) + inner
 
 
-# Grid, the layer from which on samples are whole, another grid and the layer from which on samples lie on that; whether
-# ranks share whole samples; the axes of a group that has tensors in parts, and which.
-Split = tuple[tuple[int, ...], int, tuple[int, ...], int, bool, Mesh, tuple[Wish, ...]]
-WHOLE: Split = ((), 0, (), 0, False, (), ())
-
-
 def shapes(
     cluster: Cluster,
     *,
@@ -131,7 +126,7 @@ def shapes(
     batch: int,
     micros: Sequence[int],
     pinned: Pins,
-    splits: Callable[[int], Sequence[Split]] = lambda micro: (WHOLE,),
+    splits: Callable[[int], Sequence[GridChoice]] = lambda micro: (GridChoice(),),
 ) -> Iterator[Configuration]:
     """Yields every configuration that the pins allow and the devices can hold, whatever its memory.
 
@@ -158,10 +153,9 @@ def _with_data(
     micro: int,
     micros: int,
     pinned: Pins,
-    split: Split,
+    split: GridChoice,
 ) -> Iterator[Configuration]:
-    grid, whole_from, then, then_from, shared, mesh, cut = split
-    near = prod(grid) * prod(mesh)
+    near = split.ranks
     replicas = data * near
     deepest = min(layers, total // replicas, limits.DEEPEST)
     depths = range(1, deepest + 1) if pinned.pipeline is None else [pinned.pipeline]
@@ -193,28 +187,11 @@ def _with_data(
                         shard=shard,
                         axes=axes,
                         update=pinned.update,
-                        grid=grid,
-                        whole_from=whole_from,
-                        then=then,
-                        then_from=then_from,
-                        shared=shared,
-                        mesh=mesh,
-                        cut=cut,
+                        **split._asdict(),
                         mirrored=mirrored,
                         held=pinned.held or "",
                         ranks=(pinned.ranks or data) if pinned.held else 0,
                     )
-
-
-def meshes_of(pinned: Pins, cluster: Cluster) -> tuple[Mesh, ...]:
-    """Returns the groups that a pinned cut may have: the pinned one, or one axis of any size that divides a node.
-
-    Args: `cluster` has the devices, of which a group has 2 or more.
-    """
-    if pinned.group is not None:
-        return (pinned.group,)
-    near = min(group.devices_per_node for group in cluster.groups)
-    return tuple((ranks,) for ranks in _divisors(near, total_devices(cluster)) if ranks > 1)
 
 
 def can_share(data: int, spatial: int, ranks: int) -> bool:

@@ -1,0 +1,85 @@
+"""Lists the groups of ranks that may have tensors in parts, where a cut is pinned, and writes the cut into stages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import prod
+
+from planner.cluster import Cluster, total_devices
+from planner.cost import GridChoice
+from planner.errors import BadInput
+from planner.layout import Mesh, Wish, named_in, refused_cut
+from planner.milp.pins import Pins
+from planner.model import ModelGraph
+from planner.plan import CutLine
+
+
+def check_parts(pinned: Pins) -> Pins:
+    """Returns the pins; of a plan whose tensors are in parts, with what does not go with them left out.
+
+    Raises: BadInput where that is pinned as well, or no cut is, or no group of 2 ranks.
+    """
+    if pinned.cut is None and pinned.group is None:
+        return pinned
+    both = {
+        "spatial": pinned.spatial not in (None, 1),
+        "gather": pinned.gather is not None,
+        "regrid": bool(pinned.regrid),
+        "shard": bool(pinned.shard or pinned.held),
+        "ema": pinned.ema,
+        "update=rolling": pinned.update == "rolling",
+    }
+    if named := [key for key, given in both.items() if given]:
+        raise BadInput(f"cut and {named[0]} do not go together", where="fix", allowed="one of them")
+    if pinned.cut is None:
+        allowed = 'cut, such as "cut=blocks.*.attention:heads"; spatial for samples cut in space'
+        raise BadInput("group is fixed and no cut", where="fix", allowed=allowed)
+    if pinned.group is not None and (prod(pinned.group) < 2 or len(pinned.group) > 3):
+        shown = "x".join(map(str, pinned.group))
+        raise BadInput(
+            f"group is {shown}", where="fix", allowed="2 ranks or more, on up to 3 axes such as 2x2"
+        )
+    return replace(pinned, shard=False, held="", out_of_order=False)
+
+
+def meshes_of(pinned: Pins, cluster: Cluster) -> tuple[Mesh, ...]:
+    """Returns the groups that a pinned cut may have: the pinned one, or one axis of any size that divides a node.
+
+    Args: `cluster` has the devices, of which a group has 2 or more.
+    """
+    if pinned.group is not None:
+        return (pinned.group,)
+    near = min(group.devices_per_node for group in cluster.groups)
+    return tuple((ranks,) for ranks in range(2, min(near, total_devices(cluster)) + 1) if near % ranks == 0)
+
+
+def groups_with_cut(
+    graph: ModelGraph, micros: Sequence[int], pinned: Pins, cluster: Cluster
+) -> Mapping[int, tuple[GridChoice, ...]]:
+    """Returns the groups that can have the pinned cut, for each micro-batch.
+
+    Args: `micros` are the micro-batches that there are costs of.
+    Raises: BadInput where no micro-batch and no group can, with the first reason.
+    """
+    assert pinned.cut is not None
+    found, why = dict[int, tuple[GridChoice, ...]](), ""
+    for micro in micros:
+        refused = {mesh: refused_cut(graph, micro, mesh, pinned.cut) for mesh in meshes_of(pinned, cluster)}
+        found[micro] = tuple(GridChoice(mesh=mesh, cut=pinned.cut) for mesh in refused if not refused[mesh])
+        why = why or next(filter(None, refused.values()), "")
+    if not any(found[micro] for micro in found if pinned.micro in (None, micro)):
+        raise BadInput(why or "no node has 2 devices for a group", where="fix cut")
+    return found
+
+
+def lines_of(cut: Sequence[Wish], graph: ModelGraph, layers: Sequence[str]) -> tuple[CutLine, ...]:
+    """Returns the section `cut` of one stage: the lines that name some of its layers.
+
+    Args: `layers` are those of the stage.
+    """
+    rows: dict[str, dict[str, str]] = {}
+    for wish in cut:
+        if named_in(wish, graph, layers):
+            rows.setdefault(wish.pattern, {})["xyz"[wish.axis]] = wish.factor
+    return tuple(CutLine(layers=pattern, **factors) for pattern, factors in rows.items())
