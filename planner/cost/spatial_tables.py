@@ -147,16 +147,14 @@ def sharded(
     return tables(profile, whole._replace(split=choice.grid), costs, sizes, regridded=choice[1:])
 
 
-def on_group(
-    profile: Profile, setting: CostKey, found: LocalGraph, group: Group, stages: Sequence[Sequence[str]] = ()
-) -> Profile:
+def on_group(profile: Profile, setting: CostKey, found: LocalGraph, group: Group | None) -> Profile:
     """Returns the profile of one rank of a group that has tensors in parts: the rank with most to do.
 
     Layers take the share of their time that is computed here, and what their conversions take. A layer in parts was
     not profiled; its spread says so.
-    Args: `found` is the model on the group; `stages` are those of a plan, which convert each for itself.
+    Args: `found` is the model on the group; `group` has what messages take, None where conversions do not count.
     """
-    graph, parts = local_model(profile.graph, found, setting.micro), layer_parts(found, stages)
+    graph, parts = local_model(profile.graph, found, setting.micro), layer_parts(found)
     sized, rows = element_bytes(profile.graph), dict[CostKey, LayerCost]()
     layers, known = [], dict[tuple[str, LayerCost], str]()
     for layer in profile.graph.layers:
@@ -175,13 +173,14 @@ def on_group(
     return replace(profile, graph=replace(graph, layers=tuple(layers)), costs=rows, failures={})
 
 
-def _in_parts(row: LayerCost, part: LayerPart, size: float, group: Group) -> LayerCost:
+def _in_parts(row: LayerCost, part: LayerPart, size: float, group: Group | None) -> LayerCost:
     """Returns a layer's row for one rank of a group; `size` has the bytes of an element."""
-    forward = part.rounds * group.latency_ns + part.sent * size * group.byte_ns
-    backward = part.back_rounds * group.latency_ns + part.back * size * group.byte_ns
+    start, rate = (0.0, 0.0) if group is None else (group.latency_ns, group.byte_ns)
+    forward = part.rounds * start + part.sent * size * rate
+    backward = part.back_rounds * start + part.back * size * rate
     added = {"forward": forward, "backward": backward, "input_grad": backward, "weight_grad": 0.0}
     times = {name: _part_of(getattr(row, name), part.work, ns) for name, ns in added.items()}
-    made = ceil(part.made * size)
+    made = ceil(part.made * size) if group is not None else 0
     return replace(
         row,
         forward=times["forward"],

@@ -178,11 +178,8 @@ class LayerPart(NamedTuple):
     converted: frozenset[str] = frozenset()  # Values that it reads only as conversions have made them
 
 
-def layer_parts(found: LocalGraph, stages: Sequence[Sequence[str]] = ()) -> dict[str, LayerPart]:
-    """Returns what a cut leaves of each layer, and what it adds.
-
-    Args: `stages` are those of `cut_of`.
-    """
+def layer_parts(found: LocalGraph) -> dict[str, LayerPart]:
+    """Returns what a cut leaves of each layer, and what it adds."""
     inside: dict[str, list[LocalOperation]] = defaultdict(list)
     for done in found.placed:
         if done.operation.layer:
@@ -196,7 +193,7 @@ def layer_parts(found: LocalGraph, stages: Sequence[Sequence[str]] = ()) -> dict
         )
         for layer, own in inside.items()
     }
-    for conversion in found.conversions(_stages(tuple(map(tuple, stages)))):
+    for conversion in found.conversions():
         layer = conversion.layer
         parts[layer] = _added(parts.get(layer, LayerPart()), conversion, found.mesh)
     return parts

@@ -221,12 +221,13 @@ def wishes_of(plan: Plan) -> tuple[Wish, ...]:
     )
 
 
-def graph_on_group(plan: Plan, graph: ModelGraph) -> LocalGraph:
+def graph_on_group(plan: Plan, graph: ModelGraph, micro: int = 0) -> LocalGraph:
     """Returns the model of a plan as the ranks of its group compute it.
 
-    Args: `graph` is the model, in any order; the plan must be right for it.
+    Args: `graph` is the model, in any order; the plan must be right for it; `micro` is the plan's where it is 0.
     """
-    return cut_of(graph, plan.batch.micro, mesh_of(plan), wishes_of(plan), [x.layers for x in plan.stages])
+    stages = [stage.layers for stage in plan.stages]
+    return cut_of(graph, micro or plan.batch.micro, mesh_of(plan), wishes_of(plan), stages)
 
 
 def refused_cuts(plan: Plan, graph: ModelGraph, whole: str = "") -> Iterator[Violation]:

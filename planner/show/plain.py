@@ -47,12 +47,21 @@ def _stages(plan: Plan) -> str:
         (*row[:3], *([_space(stage)] if cut else []), *row[3:5], format_bytes(row[5]), row[6])
         for row, stage in zip(rows, plan.stages, strict=True)
     ]
-    head = ("stage", "worker", "layers", *(["samples"] if cut else []), "forward", "backward")
+    head = (
+        "stage",
+        "worker",
+        "layers",
+        *(["in parts"] if any(x.cut for x in plan.stages) else ["samples"] if cut else []),
+        "forward",
+        "backward",
+    )
     return columns(shown, (*head, "peak of worker", ""))
 
 
 def _space(stage: StagePlan) -> str:
-    """Returns how samples lie in a stage, from its first layer on."""
+    """Returns how samples lie in a stage, from its first layer on, or which layers have tensors in parts."""
+    if stage.cut:
+        return ", ".join(f"{line.layers} by {'+'.join(filter(None, line.factors))}" for line in stage.cut)
     parts = ["x".join(map(str, stage.spatial)) + " parts" if stage.spatial else "whole"]
     for turn in stage.regrid:
         grid = "shared whole" if turn.samples else "x".join(map(str, turn.spatial)) + " parts"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from planner.plan import Certificate, Plan, PlannedConfiguration, Rival, RivalKind
+from planner.plan import Certificate, Plan, PlannedConfiguration, Rival, RivalKind, is_cut, mesh_of
 from planner.schedule import FAMILIES
 from planner.terminal import columns
 from planner.units import format_bytes, format_duration, format_percent, numbered, plural
@@ -182,3 +182,11 @@ def on_hosts(plan: Plan) -> list[str]:
         return []
     held, margin = format_bytes(fullest.total - fullest.margin), format_bytes(fullest.margin)
     return [f"  a rank holds up to {held}; {margin} of its host are left to its process and to fragments"]
+
+
+def together(plan: Plan) -> str:
+    """Returns what the ranks of a group share of each micro-batch, in words; "" where each rank works alone."""
+    if is_cut(plan):
+        return f"tensors in parts on groups of {'x'.join(map(str, mesh_of(plan)))}"
+    grid = next((stage.spatial for stage in plan.stages if stage.spatial), ())
+    return f"each sample in {'x'.join(map(str, grid))} shards" if plan.axes.spatial > 1 else ""

@@ -43,8 +43,8 @@ from planner.spatial.rules.reshapes import RESHAPES
 from planner.spatial.rules.rows import ROWS
 from planner.spatial.rules.windows import divisors, front_padding
 from planner.spatial.sample_shares import grown, wider
-from planner.spatial.segment import SLIDING, Placed, Segment, cut_model, with_targets
-from planner.spatial.traffic import Cost, Price, Traffic, element_bytes, price, slides
+from planner.spatial.segment import SLIDING, Placed, Segment, cut_model, slides, with_targets
+from planner.spatial.traffic import Cost, Price, Traffic, element_bytes, price
 
 __all__ = [
     "AFTER",

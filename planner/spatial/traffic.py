@@ -20,7 +20,7 @@ from planner.spatial.layout import Layout, check_grid, middle_of, shard_elements
 from planner.spatial.operation import INPUT, Ref, from_text
 from planner.spatial.regrid import Grid, Resplit
 from planner.spatial.rows_needed import Fetch, sent_elements
-from planner.spatial.segment import SLIDING, Placed, Segment, cut_model
+from planner.spatial.segment import Placed, Segment, cut_model, slides
 
 ELEMENT_BYTES: Final = 4  # where no Value has a gradient; lower precisions send less
 # Operations that compute while halos travel.
@@ -79,12 +79,6 @@ class Price:
     gathered: Mapping[str, str]  # layers that gather a tensor first -> the operation that needs it
     samples: int  # of the batch that bytes are for
     shared: frozenset[str] = frozenset()  # layers computed on whole samples, of which each rank has its own
-
-
-def slides(graph: ModelGraph) -> bool:
-    """Returns whether some operation of a model slides over space, so that samples may be cut there."""
-    names = [f'"operation":"{name}"' for name in SLIDING]
-    return any(name in line for line in graph.operations for name in names)
 
 
 def price(
