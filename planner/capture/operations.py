@@ -20,7 +20,19 @@ from planner.capture.layers import FREE, ROOT
 from planner.capture.slices import Slicing
 from planner.capture.traced_graph import line_of
 from planner.errors import BadInput
-from planner.spatial import GETITEM, INPUT, NONE, OTHERWISE, STATE, TARGET, Given, Operation, Ref
+from planner.spatial import (
+    GETITEM,
+    INPUT,
+    NONE,
+    OTHERWISE,
+    STATE,
+    TARGET,
+    Given,
+    Operation,
+    Ref,
+    from_text,
+    to_text,
+)
 
 Target = OpOverload | Callable[..., Tensor]  # an operation of torch, or `average_batch_norm`
 
@@ -52,6 +64,29 @@ def operations_of(layout: Slicing) -> tuple[Operation, ...]:
             samples = samples_of(layout, node)
             found.append(replace(operation, name=names[node], arguments=arguments, samples=samples))
     return tuple(found)
+
+
+def renamed(lines: tuple[str, ...], layout: Slicing) -> tuple[str, ...]:
+    """Returns a model's operations by the names that its nodes have here, where its graph was made anew from data.
+
+    Args: `lines` are its operations as it was captured, which know the modules that they are written in.
+    Returns: none where the two do not match.
+    """
+    before = tuple(map(from_text, lines))
+    after = operations_of(layout) if before else ()
+    if [x.operation for x in before] != [x.operation for x in after]:
+        return ()
+    names = {old.name: new.name for old, new in zip(before, after, strict=True)}
+    return tuple(
+        to_text(
+            replace(
+                old,
+                name=names[old.name],
+                arguments={key: _renamed(value, names) for key, value in old.arguments.items()},
+            )
+        )
+        for old in before
+    )
 
 
 def check_sizes(layout: Slicing, nodes: Iterable[fx.Node]) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -25,6 +26,7 @@ from planner.capture.export_workarounds import average_batch_norm
 from planner.capture.fake_run import after, probe
 from planner.capture.layers import Grouping
 from planner.capture.opaque import OpaqueLayer
+from planner.capture.operations import renamed
 from planner.capture.slices import Slicing, affine
 from planner.capture.traced_graph import SYNCHRONISED, Like, Source, Traced, line_of
 from planner.errors import BadInput
@@ -239,7 +241,9 @@ def _made(data: Mapping[str, Json], constants: Mapping[str, Tensor], origin: Rec
     first = probe(traced, int(data["probes"][0]), trainable)
     second = probe(traced, int(data["probes"][1]), trainable) if traced.symbolic else first
     metrics = tuple(str(name) for name in data.get("metrics", ()))
-    return Captured(described, Slicing(traced, grouping, (first, second)), origin, metrics=metrics)
+    layout = Slicing(traced, grouping, (first, second))
+    described = replace(described, operations=renamed(described.operations, layout))
+    return Captured(described, layout, origin, metrics=metrics)
 
 
 def _like(row: Mapping[str, Json]) -> Like:

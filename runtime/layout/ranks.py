@@ -114,7 +114,11 @@ class TensorParts:
         Args: `modules` by number of stage; `owing` does not matter here.
         """
         for _, module in sorted(modules.items()):
-            localise(module._run, nodes_of(module), self.graph, self.cut_group)
+            nodes = nodes_of(module)
+            for done in self.graph.placed:
+                known = done.operation.layer not in module.layers or done.operation.name in nodes
+                assert known, f"'{done.operation.name}' of layer '{done.operation.layer}' is not in its stage"
+            localise(module._run, nodes, self.graph, self.cut_group)
 
     def of_others(
         self, plan: Plan, every: Sequence[StageModule], micro: int, graph: ModelGraph
