@@ -67,10 +67,19 @@ def _show_command(tools: Tools) -> Callable[..., None]:
             Path, typer.Argument(help="a plan, profile, cluster or run", metavar="PLAN|PROFILE|CLUSTER|RUN")
         ],
         proof: Annotated[bool, typer.Option("--proof", help="of a plan: what was searched")] = False,
+        layouts: Annotated[
+            Path | None,
+            typer.Option(
+                metavar="PROFILE", help="of a plan with a cut: how each operation lies on its group"
+            ),
+        ] = None,
         as_json: Json = False,
     ) -> None:
         """Say in a few lines what a file holds, or how a run went."""
-        data, text = tools.show_run(file) if file.is_dir() else _contents(file, proof)
+        if layouts is not None:
+            data, text = _layouts(file, layouts)
+        else:
+            data, text = tools.show_run(file) if file.is_dir() else _contents(file, proof)
         terminal.Output(as_json=as_json).result(data, lambda: text)
 
     return show
@@ -101,6 +110,22 @@ def _contents(file: Path, proof: bool) -> tuple[dict[str, object], str]:
         where=str(file),
         allowed="a file with schedule, costs, links or rests_on",
     )
+
+
+def _layouts(file: Path, profile: Path) -> tuple[dict[str, object], str]:
+    from planner import plan as plans
+    from planner import profile as profiles
+    from planner import show
+
+    plan, graph = right_plan(file), profiles.load(profile).graph
+    if not plans.is_cut(plan):
+        raise BadInput("no stage has a section cut", where=str(file), allowed="a plan with tensors in parts")
+    if plan.model.fingerprint != graph.fingerprint:
+        raise BadInput(
+            f"{profile} is of another model than {file}", where="--layouts", allowed="its own profile"
+        )
+    _refuse(file, list(plans.refused_cuts(plan, graph)))
+    return show.data(plan, layouts=graph), show.text(plan, layouts=graph)
 
 
 def _plan_text(plan: Plan, proof: bool) -> str:

@@ -175,7 +175,11 @@ class Instance:
         """
         pinned = self.pins
         if pinned.cut is not None:
-            return groups_with_cut(self.profile.graph, self.micros(), pinned, self.cluster)
+            if self.execution != "eager" or self.precision == "fp16":
+                raise BadInput(
+                    "a cut needs execution: eager, and fp32 or bf16", where="fix cut", allowed="those"
+                )
+            return groups_with_cut(self.profile, self.micros(), pinned, self.cluster)
         if self.execution != "eager" or pinned.spatial == 1:
             if self.execution != "eager" and needs_space(pinned):
                 raise BadInput("a gather and regrid need execution: eager", where="fix", allowed="neither")

@@ -216,7 +216,7 @@ def refused(plan: Plan, graph: ModelGraph, joint: str = "", whole: str = "") -> 
         `whole` one that needs whole parameters.
     """
     yield from refused_shards(plan, graph, whole)
-    yield from refused_cuts(plan, graph, whole)
+    yield from refused_cuts(plan, graph, whole or joint)
     yield from _refused_kept(plan, graph)
     if plan.batch.shares and graph.synchronised:
         message = f"'{graph.synchronised[0]}' has a SyncBatchNorm, whose replicas need equal shares"

@@ -239,7 +239,15 @@ def refused_cuts(plan: Plan, graph: ModelGraph, whole: str = "") -> Iterator[Vio
         return
     found = [*_not_with_cuts(plan), *_meshes(plan)]
     if whole:
-        found.append(f"{whole} updates parameters as wholes, and ranks have parts: an element-wise optimizer")
+        found.append(
+            f"{whole} looks at whole parameters, and ranks have parts: an element-wise optimizer such as AdamW"
+        )
+    if written := [row.name for row in graph.buffers if row.mutated] + [
+        x.name for x in graph.parameters if x.written
+    ]:
+        found.append(
+            f"a forward writes '{written[0]}', which ranks of a group with a cut do not keep equal: no cut"
+        )
     if not found:
         names = [x.layers for x in plan.stages]
         why = refused_cut(graph, plan.batch.micro, mesh_of(plan), wishes_of(plan), names)

@@ -13,6 +13,7 @@ from planner.layout import Mesh, Wish, named_in, refused_cut
 from planner.milp.pins import Pins
 from planner.model import ModelGraph
 from planner.plan import CutLine
+from planner.profile import Profile
 
 
 def check_parts(pinned: Pins) -> Pins:
@@ -55,14 +56,21 @@ def meshes_of(pinned: Pins, cluster: Cluster) -> tuple[Mesh, ...]:
 
 
 def groups_with_cut(
-    graph: ModelGraph, micros: Sequence[int], pinned: Pins, cluster: Cluster
+    profile: Profile, micros: Sequence[int], pinned: Pins, cluster: Cluster
 ) -> Mapping[int, tuple[GridChoice, ...]]:
     """Returns the groups that can have the pinned cut, for each micro-batch.
 
     Args: `micros` are the micro-batches that there are costs of.
-    Raises: BadInput where no micro-batch and no group can, with the first reason.
+    Raises: BadInput where the model, its optimizer, or all micro-batches and groups do not allow it: the first reason.
     """
     assert pinned.cut is not None
+    graph, optimizer = profile.graph, profile.optimizer
+    if optimizer.by_element is False or optimizer.joint:
+        said = f"{optimizer.name} looks at whole parameters, and ranks with a cut have parts"
+        raise BadInput(said, where="fix cut", allowed="an element-wise optimizer such as AdamW")
+    if written := next((x.name for x in graph.buffers if x.mutated), ""):
+        said = f"a forward writes '{written}', which ranks of a group with a cut do not keep equal"
+        raise BadInput(said, where="fix cut", allowed="no cut")
     found, why = dict[int, tuple[GridChoice, ...]](), ""
     for micro in micros:
         refused = {mesh: refused_cut(graph, micro, mesh, pinned.cut) for mesh in meshes_of(pinned, cluster)}
