@@ -37,6 +37,7 @@ ORDER = (
     "planner.cluster",
     "planner.profile",
     "planner.plan",
+    "planner.export",
     "planner.simulate",
     "planner.program",
     "planner.capture",
@@ -59,6 +60,7 @@ ORDER = (
     "runtime.execute",
     "runtime.stage",
     "runtime.data",
+    "runtime.dedup",
     "runtime.spatial",
     "runtime.layout",
     "runtime.update",
@@ -67,6 +69,7 @@ ORDER = (
     "runtime.checkpoint",
     "runtime.rank",
     "runtime.loop",
+    "runtime.trackers",
     "runtime.train",
     "runtime.local",
     "runtime.rehearse",
@@ -98,15 +101,18 @@ VIEWS = ("_repr_html_", "plot")
 MOST_LINES = 300
 MOST_FILES = 300  # in the rooms of the house as it was built
 LATER_ROOMS = (
+    "planner.export",
     "planner.kept",
     "planner.layout",
     "planner.recipes",
     "planner.scavenge",
+    "runtime.dedup",
     "runtime.infer",
     "runtime.kept",
     "runtime.layout",
     "runtime.loop",
     "runtime.sharding",
+    "runtime.trackers",
 )
 MOST_IN_A_ROOM = 12
 

@@ -20,6 +20,7 @@ from planner.capture.layers import FREE, ROOT
 from planner.capture.slices import Slicing
 from planner.capture.traced_graph import line_of
 from planner.errors import BadInput
+from planner.model import ModelGraph
 from planner.spatial import (
     GETITEM,
     INPUT,
@@ -66,27 +67,22 @@ def operations_of(layout: Slicing) -> tuple[Operation, ...]:
     return tuple(found)
 
 
-def renamed(lines: tuple[str, ...], layout: Slicing) -> tuple[str, ...]:
-    """Returns a model's operations by the names that its nodes have here, where its graph was made anew from data.
+def with_names(model: ModelGraph, layout: Slicing) -> ModelGraph:
+    """Returns a model whose operations have the names of their nodes here, where its graph was made anew from data.
 
-    Args: `lines` are its operations as it was captured, which know the modules that they are written in.
-    Returns: none where the two do not match.
+    Args: `model` has them as they were captured, with the modules that they are written in.
+    Returns: a model without operations where the two do not match.
     """
-    before = tuple(map(from_text, lines))
+    before = tuple(map(from_text, model.operations))
     after = operations_of(layout) if before else ()
     if [x.operation for x in before] != [x.operation for x in after]:
-        return ()
+        return replace(model, operations=())
     names = {old.name: new.name for old, new in zip(before, after, strict=True)}
-    return tuple(
-        to_text(
-            replace(
-                old,
-                name=names[old.name],
-                arguments={key: _renamed(value, names) for key, value in old.arguments.items()},
-            )
-        )
-        for old in before
-    )
+    lines = []
+    for old in before:
+        arguments = {key: _renamed(value, names) for key, value in old.arguments.items()}
+        lines.append(to_text(replace(old, name=names[old.name], arguments=arguments)))
+    return replace(model, operations=tuple(lines))
 
 
 def check_sizes(layout: Slicing, nodes: Iterable[fx.Node]) -> None:

@@ -175,10 +175,6 @@ class Instance:
         """
         pinned = self.pins
         if pinned.cut is not None:
-            if self.execution != "eager" or self.precision == "fp16":
-                raise BadInput(
-                    "a cut needs execution: eager, and fp32 or bf16", where="fix cut", allowed="those"
-                )
             return groups_with_cut(self.profile, self.micros(), pinned, self.cluster)
         if self.execution != "eager" or pinned.spatial == 1:
             if self.execution != "eager" and needs_space(pinned):

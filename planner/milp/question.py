@@ -125,6 +125,9 @@ _REPLICAS = (
 def _check_limits(instance: Instance) -> None:
     """Raises BadInput where the model does not allow what is fixed, or cannot be trained at all."""
     pinned = instance.pins
+    if pinned.cut is not None and (instance.execution != "eager" or instance.precision == "fp16"):
+        said = f"a cut does not go with {instance.execution}, {instance.precision}"
+        raise BadInput(said, where="fix", allowed="eager, and fp32 or bf16")
     if pinned.ema and pinned.held:
         raise BadInput(
             f"ema averages whole parameters, and shard is {pinned.held}", where="fix", allowed="none or state"
@@ -200,7 +203,8 @@ def solve(question: Question) -> Plan:
     """Returns the fastest plan that fits, with its certificate.
 
     Args: `question` says what is trained, on which machines, with what fixed.
-    Raises: BadInput where the question means nothing; Infeasible says what is missing, and what would fit.
+    Raises: BadInput where the question means nothing; Infeasible says what is missing, and what would fit;
+      KeyboardInterrupt where Ctrl-C came before any plan was found.
     Example: `solve(Question(profile=profiles.load(path), cluster=Cluster.load("cluster.yaml"), batch=64))`
     """
     return solve_with_search(question.instance(), question.effort)[0]
@@ -233,7 +237,13 @@ def _with_shares(instance: Instance, best: Plan | None, effort: Effort) -> Plan 
     def alike(posed: Instance) -> Plan | None:
         return _search(posed, effort)[0] if ranked(posed) else None
 
-    return best and (uneven(instance, best, alike) or best)
+    if best is None:
+        return None
+    try:
+        with effort.watch.aside():
+            return uneven(instance, best, alike) or best
+    except KeyboardInterrupt:  # before uneven shares were found to be faster
+        return best
 
 
 def _search(instance: Instance, effort: Effort) -> tuple[Plan | None, SearchState]:

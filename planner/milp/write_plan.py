@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from planner.arrays import IntArray
+from planner.arrays import NS_PER_S, IntArray
 from planner.cost import stage_of
 from planner.kept import KeptEntries
 from planner.milp.configurations.spatial_choices import choice_of
@@ -29,13 +29,14 @@ from planner.plan import (
     Plan,
     Prediction,
     Provenance,
+    SampleReading,
     ScheduleChoice,
     StagePlan,
     StageShard,
     StageTimes,
     places,
 )
-from planner.profile import Profile
+from planner.profile import Profile, SampleCost
 from planner.schedule import Kind
 from planner.simulate import PART_NAMES, compile, duration_vector, period
 
@@ -59,6 +60,7 @@ def plan_of(space: Instance, posed: CutProblem, answer: Answer, certificate: Cer
         shard_optimizer=shape.shard,
         kept=_kept(profile.kept),
         ema=space.pins.ema,
+        data=_reading(profile.samples),
         batch=Batch(samples=space.batch, micro=shape.micro, micros=shape.micros),
         axes=axes,
         schedule=schedule_choice(posed),
@@ -80,6 +82,12 @@ def plan_of(space: Instance, posed: CutProblem, answer: Answer, certificate: Cer
         ),
         fitted=fitted,
     )
+
+
+def _reading(found: SampleCost | None) -> SampleReading | None:
+    if found is None:
+        return None
+    return SampleReading(sample_ns=round(found.seconds * NS_PER_S), sample_bytes=found.sample_bytes)
 
 
 def _kept(entries: KeptEntries) -> KeptWeights | None:

@@ -189,6 +189,16 @@ class KeptWeights(Part):
     )
 
 
+class SampleReading(Part):
+    """What the samples of a step take to be read, and where they are kept."""
+
+    sample_ns: Natural = Field(default=0, description="of one reader, for one sample; 0: not measured")
+    sample_bytes: Natural = Field(default=0, description="of one sample as tensors")
+    store: Literal["none", "ram"] = Field(
+        default="none", description="ram: the nodes keep the samples in memory"
+    )
+
+
 class Place(Part):
     rank: Natural
     node: Natural
@@ -235,6 +245,7 @@ class Plan(Part):
         False, description="whether memory counts the averages of parameters that `--ema` keeps"
     )
     batch: Batch
+    data: SampleReading | None = Field(default=None, description="where reading samples was measured")
     axes: Axes
     schedule: ScheduleChoice
     stages: tuple[StagePlan, ...]

@@ -175,23 +175,6 @@ def _apart(plan: Plan, graph: ModelGraph) -> Iterator[Violation]:
             yield Violation(rule="shard", where=f"'{row.name}'", message=message)
 
 
-def grids_of(stage: StagePlan) -> tuple[tuple[int, ...], ...]:
-    """Returns the grids that samples lie on in a stage, one after the other; none where samples are whole throughout.
-
-    Args: `stage` may change its grid on the way.
-    """
-    turned = (turn.spatial for turn in stage.regrid if not turn.samples)
-    return (*([stage.spatial] if stage.spatial else []), *turned)
-
-
-def shared_from(stage: StagePlan) -> str:
-    """Returns the name of the layer from which on ranks share the samples of a stage; empty where they do not.
-
-    Args: `stage` is any stage of a plan.
-    """
-    return next((turn.before for turn in stage.regrid if turn.samples), "")
-
-
 def is_cut(plan: Plan) -> bool:
     """Returns whether some stage of a plan cuts tensors over its group."""
     return any(stage.cut for stage in plan.stages)

@@ -49,6 +49,10 @@ def dump(plan: Plan) -> str:
     data = plan.model_dump(mode="json")
     if data["fitted"] is None:
         del data["fitted"]
+    if data["data"] is None:
+        del data["data"]
+    elif data["data"]["store"] == "none":
+        del data["data"]["store"]
     if data["kept"] is None:
         del data["kept"]
     elif not data["kept"]["counts"]:

@@ -14,8 +14,8 @@ from planner.files import absolute
 from runtime.cli import runs
 from runtime.cli import slurm as slurm_options
 from runtime.cli.infer import register_infer
+from runtime.cli.keep import register_dedup, register_prune
 from runtime.cli.launch_options import LaunchOptions
-from runtime.cli.prune import register_prune
 from runtime.runfolder import unused
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def register(app: typer.Typer) -> None:
     )
     register_infer(app)
     register_prune(app)
+    register_dedup(app)
     runs.register_rehearse(app)
     runs.register_runs(app)
 
@@ -87,11 +88,13 @@ def _settings(given: LaunchOptions, plan: Plan, folder: Path, backend: Backend) 
     if given.failures is not None:
         save_every = _save_every(plan, folder, given.failures, save_every, given.out)
     settings = given.named("seed", "device", "rendezvous", "clip_norm", "clip_by", *LOOP, *DATA, *KEPT)
+    settings["data_workers"] = _workers(given.data_workers)
     settings["copies"] = runs.place(given.copies)
     if given.restarts is not None:
         settings["restarts"] = given.restarts
     settings |= {"save_every": save_every, "weights": str(absolute(given.weights)) if given.weights else ""}
     settings["kept"] = str(absolute(given.kept)) if given.kept else ""
+    settings["samples"] = str(absolute(given.samples)) if given.samples else ""
     if given.script:
         script, *arguments = given.script
         if backend == "inline" or not Path(script).is_file():
@@ -100,6 +103,15 @@ def _settings(given: LaunchOptions, plan: Plan, folder: Path, backend: Backend) 
             )
         settings["script"] = (str(absolute(Path(script))), *arguments)
     return settings
+
+
+def _workers(text: str) -> int | None:
+    """Returns the readers of a rank; None where each rank takes as many as hide reading."""
+    if text == "auto":
+        return None
+    if not text.isdecimal():
+        raise BadInput(f"'{text}' readers", where="--data-workers", allowed="a whole number, or auto")
+    return int(text)
 
 
 def _as_a_job(given: LaunchOptions, plan: Plan, folder: Path, settings: dict[str, Any]) -> None:

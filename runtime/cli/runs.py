@@ -129,7 +129,7 @@ def logs(
         terminal.Output(as_json=True).result({"run": str(run), "lines": rows}, str)
         return
     for file, line in lines:
-        print(printable(line if rank is not None else f"{file}: {line}"), flush=True)
+        terminal.say(printable(line if rank is not None else f"{file}: {line}"), sys.stdout)
 
 
 def cancel(run: RunFolder, as_json: Json = False) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -91,3 +91,15 @@ def lines_of(cut: Sequence[Wish], graph: ModelGraph, layers: Sequence[str]) -> t
         if named_in(wish, graph, layers):
             rows.setdefault(wish.pattern, {})["xyz"[wish.axis]] = wish.factor
     return tuple(CutLine(layers=pattern, **factors) for pattern, factors in rows.items())
+
+
+def without_group(
+    splits: Callable[[int], Sequence[GridChoice]], pinned: Pins, micro: int
+) -> Sequence[GridChoice]:
+    """Returns how a plan that needs no planner splits samples: not at all, or as pins leave free.
+
+    Args: `splits` are those of the question; where its tensors are in parts, such a plan has whole ones.
+    """
+    if any(split.mesh for split in splits(micro)):
+        return (GridChoice(),)
+    return [split for split in splits(micro) if pinned.spatial is None or not split.grid]
