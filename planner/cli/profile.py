@@ -87,7 +87,11 @@ def init(
         str, typer.Argument(help="hf: and a type or configuration of transformers", metavar="hf:NAME")
     ],
     task: Annotated[
-        str, typer.Option(help="causal-lm, sequence-classification, image-classification or ctc")
+        str,
+        typer.Option(
+            help="causal-lm, masked-lm, seq2seq-lm, token-classification, sequence-classification, "
+            "image-classification, ctc or speech-to-text"
+        ),
     ] = "causal-lm",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="the file to write")] = None,
     force: Force = False,

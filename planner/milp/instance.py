@@ -76,13 +76,12 @@ class Instance:
 
     @cached_property
     def machines(self) -> PlacementCosts:
-        return PlacementCosts(self.cluster)
+        return PlacementCosts(self.cluster, self.pins.sums)
 
     def permits(self, shape: Configuration) -> bool:
         """Returns whether the model can be trained under a configuration; see `planner.model.refusals`."""
-        return self._permitted(
-            shape.data, shape.spatial, shape.pipes, shape.stages, shape.shard or bool(shape.held)
-        )
+        degrees = shape.data, shape.spatial, shape.pipes, shape.stages, shape.shard or bool(shape.held)
+        return self._permitted(*degrees) and self.machines.sums_so(shape.holders)
 
     @cached_property
     def _permitted(self) -> Callable[..., bool]:
@@ -175,7 +174,7 @@ class Instance:
         """
         pinned = self.pins
         if pinned.cut is not None:
-            return groups_with_cut(self.profile, self.micros(), pinned, self.cluster)
+            return groups_with_cut(self.profile, self._setting(1), self.micros(), pinned, self.cluster)
         if self.execution != "eager" or pinned.spatial == 1:
             if self.execution != "eager" and needs_space(pinned):
                 raise BadInput("a gather and regrid need execution: eager", where="fix", allowed="neither")

@@ -107,6 +107,14 @@ class Question:
         if instance.pins.held and profile.kept.counts:
             said = f"pruned weights do not go with {instance.pins.held} shared by element"
             raise BadInput(said, where="fix shard", allowed="state, or none")
+        if instance.pins.sums and not self.cluster.of_hosts:
+            raise BadInput(
+                f"sums is {instance.pins.sums}", where="fix", allowed="nccl sums between GPUs: leave it out"
+            )
+        if instance.pins.sums == "nccl":
+            raise BadInput(
+                "sums is nccl", where="fix", allowed="ring, direct, rings K, colours K between hosts"
+            )
         _check_limits(instance)
         return instance
 
@@ -125,9 +133,6 @@ _REPLICAS = (
 def _check_limits(instance: Instance) -> None:
     """Raises BadInput where the model does not allow what is fixed, or cannot be trained at all."""
     pinned = instance.pins
-    if pinned.cut is not None and (instance.execution != "eager" or instance.precision == "fp16"):
-        said = f"a cut does not go with {instance.execution}, {instance.precision}"
-        raise BadInput(said, where="fix", allowed="eager, and fp32 or bf16")
     if pinned.ema and pinned.held:
         raise BadInput(
             f"ema averages whole parameters, and shard is {pinned.held}", where="fix", allowed="none or state"

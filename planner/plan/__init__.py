@@ -43,6 +43,15 @@ from planner.plan.plan import (
 )
 
 if TYPE_CHECKING:
+    from planner.plan.cuts import (
+        cut_lines,
+        graph_on_group,
+        is_cut,
+        mesh_of,
+        refused_cuts,
+        wishes_in,
+        wishes_of,
+    )
     from planner.plan.derive import (
         UNSEEN,
         as_planned,
@@ -67,20 +76,18 @@ if TYPE_CHECKING:
     )
     from planner.plan.sharding import (
         BY_ELEMENT,
-        graph_on_group,
-        is_cut,
-        mesh_of,
-        refused_cuts,
+        cards_of,
+        holders_of,
         shard_of,
         shard_ranks,
         shared_by_element,
         told_shared,
+        told_sums,
         unit_names,
         units_of_parameters,
         updaters,
-        wishes_of,
     )
-    from planner.plan.yaml import cut_lines, dump, load, wishes_in
+    from planner.plan.yaml import dump, load
 
 __all__ = [
     "BY_ELEMENT",
@@ -114,12 +121,14 @@ __all__ = [
     "StageTimes",
     "as_planned",
     "awaited_ns",
+    "cards_of",
     "coordinates",
     "cut_lines",
     "distinct_replicas",
     "dump",
     "graph_on_group",
     "grids_of",
+    "holders_of",
     "is_cut",
     "kept_of",
     "layers_of",
@@ -141,6 +150,7 @@ __all__ = [
     "stage_rows",
     "times_of",
     "told_shared",
+    "told_sums",
     "unit_names",
     "units_of_parameters",
     "updaters",
@@ -174,26 +184,31 @@ __getattr__ = later(
             "ranks_of_worker",
             "world_size",
         ),
-        "sharding": (
-            "BY_ELEMENT",
+        "cuts": (
+            "cut_lines",
             "graph_on_group",
             "is_cut",
             "mesh_of",
             "refused_cuts",
+            "wishes_in",
+            "wishes_of",
+        ),
+        "sharding": (
+            "BY_ELEMENT",
+            "cards_of",
+            "holders_of",
             "shard_of",
             "shard_ranks",
             "shared_by_element",
             "told_shared",
+            "told_sums",
             "unit_names",
             "units_of_parameters",
             "updaters",
-            "wishes_of",
         ),
         "yaml": (
-            "cut_lines",
             "dump",
             "load",
-            "wishes_in",
         ),
     },
 )

@@ -1,12 +1,12 @@
-"""Says what ranks share in each stage of a plan, and what is not allowed of it.
-
-Replicas may share its parameters, in units; the ranks of a group share samples on grids, or tensors that are cut.
+"""Says how each stage of a plan shares its parameters among replicas, in which units, and what is not allowed of it.
 
 A unit is a run of consecutive layers whose parameters are gathered, freed and summed together. By default it is one
 repeated block: layers whose names agree up to their first number, such as all of `blocks.3`. Layers without a number
 are a unit with those of the same module. Where a stage recomputes its early layers alone, no unit has layers of both
 kinds. A parameter that layers of several units use is a unit of its own. Units follow from the plan alone, so every
 rank derives the same ones.
+
+The end of the file says the same of the names of sums: who holds a stage, over which cards, and what is refused.
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from itertools import groupby
-from math import prod
 
-from planner.errors import Violation
-from planner.layout import LocalGraph, Wish, cut_of, refused_cut
+from planner.errors import BadInput, Violation
 from planner.model import ModelGraph
-from planner.plan.plan import CutLine, Plan, StagePlan, StageShard
-from planner.plan.yaml import wishes_in
+from planner.plan.plan import Plan, StagePlan, StageShard
+from planner.sums import names_for, offered, parse
 
 STATE = StageShard(what="state")
 BY_ELEMENT = (
@@ -175,107 +173,50 @@ def _apart(plan: Plan, graph: ModelGraph) -> Iterator[Violation]:
             yield Violation(rule="shard", where=f"'{row.name}'", message=message)
 
 
-def is_cut(plan: Plan) -> bool:
-    """Returns whether some stage of a plan cuts tensors over its group."""
-    return any(stage.cut for stage in plan.stages)
+def holders_of(plan: Plan, stage: int) -> int:
+    """Returns how many ranks hold a stage, over pipes, replicas and shards.
 
-
-def mesh_of(plan: Plan) -> tuple[int, ...]:
-    """Returns the ranks along each axis of a plan's group.
-
-    Args: `plan` has the same axes in all stages that cut tensors.
+    Args: `stage` is a number of a stage.
     """
-    return next((stage.mesh for stage in plan.stages if stage.cut and stage.mesh), (plan.axes.spatial,))
+    workers = {row[stage] for row in plan.schedule.place}
+    return len(workers) * plan.axes.data * plan.axes.spatial
 
 
-def wishes_of(plan: Plan) -> tuple[Wish, ...]:
-    """Returns the cuts of all stages, each line once with the stages that have it.
+def cards_of(plan: Plan) -> tuple[str, ...]:
+    """Returns the interfaces of the network cards that sums of a plan go over; none where it lists none."""
+    return plan.sums.cards if plan.sums is not None else ()
 
-    Args: a line that every stage has is for the whole model, also for modules that lie in several stages.
+
+def told_sums(plan: Plan) -> str:
+    """Returns how gradients are summed, in words; "" where that is as a run does by itself."""
+    if plan.sums is None:
+        return ""
+    over = f" over {', '.join(plan.sums.cards)}" if plan.sums.cards else ""
+    return ", ".join(dict.fromkeys(plan.sums.by)) + over
+
+
+def refused_sums(plan: Plan) -> Iterator[Violation]:
+    """Yields names of sums that the holders of a stage cannot use.
+
+    Args: `plan` may name any sums, or none.
     """
-    found: dict[Wish, set[int]] = {}
-    for index, stage in enumerate(plan.stages):
-        for wish in wishes_in(stage.cut):
-            found.setdefault(wish, set()).add(index)
-    every = len(plan.stages)
-    return tuple(
-        wish._replace(stages=() if len(stages) == every else tuple(sorted(stages)))
-        for wish, stages in found.items()
-    )
-
-
-def graph_on_group(plan: Plan, graph: ModelGraph, micro: int = 0) -> LocalGraph:
-    """Returns the model of a plan as the ranks of its group compute it.
-
-    Args: `graph` is the model, in any order; the plan must be right for it; `micro` is the plan's where it is 0.
-    """
-    stages = [stage.layers for stage in plan.stages]
-    return cut_of(graph, micro or plan.batch.micro, mesh_of(plan), wishes_of(plan), stages)
-
-
-def refused_cuts(plan: Plan, graph: ModelGraph, whole: str = "") -> Iterator[Violation]:
-    """Yields what cannot be had of the cuts that a plan asks for.
-
-    Args: `graph` is the model; `whole` names an optimizer that needs whole parameters, "" is any other.
-    """
-    if not is_cut(plan):
+    if plan.sums is None:
         return
-    found = [*_not_with_cuts(plan), *_meshes(plan)]
-    if whole:
-        found.append(
-            f"{whole} looks at whole parameters, and ranks have parts: an element-wise optimizer such as AdamW"
-        )
-    if written := [row.name for row in graph.buffers if row.mutated] + [
-        x.name for x in graph.parameters if x.written
-    ]:
-        found.append(
-            f"a forward writes '{written[0]}', which ranks of a group with a cut do not keep equal: no cut"
-        )
-    if not found:
-        names = [x.layers for x in plan.stages]
-        why = refused_cut(graph, plan.batch.micro, mesh_of(plan), wishes_of(plan), names)
-        found += [why] if why else []
-    for message in found:
-        yield Violation(rule="cut", where="cut", message=message)
-
-
-def _not_with_cuts(plan: Plan) -> Iterator[str]:
-    """Yields decisions that do not go together with tensors in parts."""
-    stages = plan.stages
-    both = {
-        "execution: compiled": plan.execution == "compiled",
-        "precision: fp16": plan.precision == "fp16",
-        "pruned weights": plan.kept is not None,
-        "shares of the batch": bool(plan.batch.shares),
-        "ema": plan.ema,
-        "update: rolling": plan.schedule.update == "rolling",
-        "grids over space": any(x.spatial or x.gather_before or x.regrid for x in stages),
-        "parameters, gradients or state shared among replicas": any(
-            shard_of(plan, i) for i in range(len(stages))
-        ),
-        "recompute_before": any(x.recompute_before for x in stages),
-    }
-    yield from (
-        f"tensors in parts do not go with {what}: one of the two" for what, met in both.items() if met
-    )
-
-
-def _meshes(plan: Plan) -> Iterator[str]:
-    ranks, meshes = (
-        plan.axes.spatial,
-        {stage.mesh or (plan.axes.spatial,) for stage in plan.stages if stage.cut},
-    )
-    for mesh in sorted(meshes):
-        if prod(mesh) != ranks or not 1 <= len(mesh) <= len(CutLine.model_fields) - 1:
-            shown = " x ".join(map(str, mesh))
-            yield f"a mesh of {shown} is {prod(mesh)} ranks on {len(mesh)} axes; the group has {ranks}, on up to 3 axes"
-    if ranks < 2:
-        yield "nothing can be cut in a group of 1 rank: a group of 2 or more"
-    if len(meshes) > 1:
-        yield f"stages have {len(meshes)} different meshes; all have the same one"
-    used = max(axis for wish in wishes_of(plan) for axis in (wish.axis,)) + 1 if wishes_of(plan) else 0
-    if not used:
-        yield "a line names no factor; each line has one, such as x: heads"
-    for mesh in meshes:
-        if len(mesh) < used:
-            yield f"a line names {used} axes, and the group has {len(mesh)}: mesh, such as [2, 2]"
+    if len(plan.sums.by) != len(plan.stages):
+        message = f"has {len(plan.sums.by)} names; {len(plan.stages)} stages need {len(plan.stages)}"
+        yield Violation(rule="sums", where="sums.by", message=message)
+        return
+    for stage, text in enumerate(plan.sums.by):
+        holders, cards, where = holders_of(plan, stage), max(1, len(plan.sums.cards)), f"sums.by[{stage}]"
+        try:
+            name = parse(text)
+        except BadInput as error:
+            yield Violation(rule="sums", where=where, message=f"{error.what}; {error.allowed}")
+            continue
+        if holders > 1 and not offered(name, holders, cards):
+            there = ", ".join(map(str, names_for(holders, cards)))
+            message = f"is {name}, which {holders} ranks over {cards} cards cannot use; they can {there}"
+            yield Violation(rule="sums", where=where, message=message)
+        if shard_of(plan, stage) is not None and str(name) != "direct":
+            message = f"is {name}, but replicas share the stage, and each sums its part: direct"
+            yield Violation(rule="sums", where=where, message=message)

@@ -1,23 +1,15 @@
 """Reads and writes plans as YAML files: one key an answer, one row a line in every table.
 
-The same plan always gives the same bytes. A section `cut` may also stand in a file or a text of its own.
+The same plan always gives the same bytes.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Literal
-
-from pydantic import Field
 
 from planner import files
-from planner.errors import BadInput
-from planner.files import Part
-from planner.layout import Wish
 from planner.plan.certificate import compact
-from planner.plan.plan import GROUP_AXIS, PLACE_COLUMNS, PLAN_VERSION, CutLine, Plan
+from planner.plan.plan import GROUP_AXIS, PLACE_COLUMNS, PLAN_VERSION, Plan
 
 SCHEMA = "plan.schema.json"  # relative to the plan, as it lies in plans/
 _ONE_A_LINE = {"places": PLACE_COLUMNS, "orders": "one pipeline worker a line"}
@@ -57,6 +49,8 @@ def dump(plan: Plan) -> str:
         del data["kept"]
     elif not data["kept"]["counts"]:
         del data["kept"]["counts"]
+    if plan.sums is None:
+        del data["sums"]
     if not plan.ema:
         del data["ema"]
     if not plan.batch.shares:
@@ -91,43 +85,3 @@ def _with_group(axes: dict[str, object]) -> dict[str, object]:
     assert isinstance(order, list)
     named = {GROUP_AXIS if key == "spatial" else key: value for key, value in axes.items()}
     return named | {"order": [GROUP_AXIS if x == "spatial" else x for x in order]}
-
-
-def wishes_in(lines: Iterable[CutLine]) -> tuple[Wish, ...]:
-    """Returns what some lines of a section `cut` wish for: one factor a line and axis."""
-    return tuple(
-        Wish(line.layers, axis, factor)
-        for line in lines
-        for axis, factor in enumerate(line.factors)
-        if factor
-    )
-
-
-class CutFile(Part):
-    """A file with a section `cut` and nothing else."""
-
-    version: Literal[1] = 1
-    cut: Annotated[tuple[CutLine, ...], Field(min_length=1)]
-
-
-def cut_lines(given: object) -> tuple[CutLine, ...]:
-    """Reads a section `cut` that stands outside of a plan.
-
-    Args: `given` is a text such as `blocks.*.attention:heads,blocks.*:sequence`, in which a second and a third factor
-        are for further axes of the group; the path of a file with `version: 1` and `cut`; or a list of rows.
-    Raises: BadInput where it is none of these.
-    """
-    allowed = "MODULE:FACTOR such as blocks.*.attention:heads, several with commas, or a file"
-    if isinstance(given, list | tuple):
-        rows = {"version": 1, "cut": [dict(row) if isinstance(row, Mapping) else row for row in given]}
-        return files.read(CutFile, json.dumps(rows), name="cut", version=1).cut
-    text = str(given).strip()
-    if ":" not in text and (text.endswith((".yaml", ".yml")) or Path(text).is_file()):
-        return files.load(CutFile, Path(text), version=1).cut
-    lines = []
-    for line in text.split(","):
-        layers, *factors = (part.strip() for part in line.split(":"))
-        if not layers or not 1 <= len(factors) <= 3 or not any(factors):
-            raise BadInput(f"cut is {line.strip()!r}", where="fix", allowed=allowed)
-        lines.append(CutLine(layers=layers, **dict(zip("xyz", factors, strict=False))))
-    return tuple(lines)

@@ -72,7 +72,7 @@ def launch(given: LaunchOptions) -> None:
         return
     from runtime.launch import launch_local
 
-    runs.say_if_crowded(chosen, given.device, given.out)
+    runs.say_if_crowded(chosen, settings["device"], given.out)
     started = launch_local(chosen, folder, steps=given.steps, detach=not given.wait, **settings)
     if given.wait:
         _ended(_waited(started, given.out), given.out)
@@ -82,12 +82,11 @@ def launch(given: LaunchOptions) -> None:
 
 def _settings(given: LaunchOptions, plan: Plan, folder: Path, backend: Backend) -> dict[str, Any]:
     """Returns the options that are fields of Job."""
-    if given.device not in ("cpu", "cuda"):
-        raise BadInput(f"there is no device '{given.device}'", where="--device", allowed="cpu, cuda")
     save_every = given.save_every
     if given.failures is not None:
         save_every = _save_every(plan, folder, given.failures, save_every, given.out)
-    settings = given.named("seed", "device", "rendezvous", "clip_norm", "clip_by", *LOOP, *DATA, *KEPT)
+    settings = given.named("seed", "rendezvous", "clip_norm", "clip_by", *LOOP, *DATA, *KEPT)
+    settings["device"] = _device(given, plan, backend)
     settings["data_workers"] = _workers(given.data_workers)
     settings["copies"] = runs.place(given.copies)
     if given.restarts is not None:
@@ -103,6 +102,20 @@ def _settings(given: LaunchOptions, plan: Plan, folder: Path, backend: Backend) 
             )
         settings["script"] = (str(absolute(Path(script))), *arguments)
     return settings
+
+
+def _device(given: LaunchOptions, plan: Plan, backend: Backend) -> str:
+    from runtime.launch import device_for
+
+    if given.device not in (None, "cpu", "cuda"):
+        raise BadInput(f"there is no device '{given.device}'", where="--device", allowed="cpu, cuda")
+    found = given.device or device_for(plan, backend)
+    costs = plan.provenance.profile
+    if given.device is None and found == "cpu" and not costs.startswith("cpu"):
+        given.out.note(
+            f"this machine has no GPU: the plan's costs are of {costs}, and ranks train on processors"
+        )
+    return found
 
 
 def _workers(text: str) -> int | None:

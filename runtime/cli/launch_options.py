@@ -88,7 +88,10 @@ class LaunchOptions:
         float | None,
         typer.Option("--failure-every", help="hours; chooses --save-every by what a checkpoint costs"),
     ] = None
-    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu"
+    device: Annotated[
+        str | None,
+        typer.Option(help="cpu or cuda; by default what the plan's costs are of, where it is there"),
+    ] = None
     rendezvous: Annotated[
         str, typer.Option(metavar="HOW", help="where ranks meet: file, tcp or tcp:INTERFACE")
     ] = "file"

@@ -13,7 +13,7 @@ from planner.layout import Mesh, Wish, named_in, refused_cut
 from planner.milp.pins import Pins
 from planner.model import ModelGraph
 from planner.plan import CutLine
-from planner.profile import Profile
+from planner.profile import CostKey, Profile
 
 
 def check_parts(pinned: Pins) -> Pins:
@@ -28,6 +28,7 @@ def check_parts(pinned: Pins) -> Pins:
         "gather": pinned.gather is not None,
         "regrid": bool(pinned.regrid),
         "shard": bool(pinned.shard or pinned.held),
+        "sums": bool(pinned.sums),
         "ema": pinned.ema,
         "update=rolling": pinned.update == "rolling",
     }
@@ -56,15 +57,18 @@ def meshes_of(pinned: Pins, cluster: Cluster) -> tuple[Mesh, ...]:
 
 
 def groups_with_cut(
-    profile: Profile, micros: Sequence[int], pinned: Pins, cluster: Cluster
+    profile: Profile, setting: CostKey, micros: Sequence[int], pinned: Pins, cluster: Cluster
 ) -> Mapping[int, tuple[GridChoice, ...]]:
     """Returns the groups that can have the pinned cut, for each micro-batch.
 
-    Args: `micros` are the micro-batches that there are costs of.
+    Args: `setting` has precision and execution; `micros` are the micro-batches that there are costs of.
     Raises: BadInput where the model, its optimizer, or all micro-batches and groups do not allow it: the first reason.
     """
     assert pinned.cut is not None
     graph, optimizer = profile.graph, profile.optimizer
+    if setting.execution != "eager" or setting.precision == "fp16":
+        said = f"a cut does not go with {setting.execution}, {setting.precision}"
+        raise BadInput(said, where="fix cut", allowed="eager, and fp32 or bf16")
     if optimizer.by_element is False or optimizer.joint:
         said = f"{optimizer.name} looks at whole parameters, and ranks with a cut have parts"
         raise BadInput(said, where="fix cut", allowed="an element-wise optimizer such as AdamW")
