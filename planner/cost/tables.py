@@ -17,7 +17,7 @@ import numpy as np
 from planner.arrays import NS_PER_S, BoolArray, IntArray
 from planner.cost.activation_tables import Moving, Walking, Working, moving
 from planner.cost.messages import Edges, Talk, edges
-from planner.cost.shared_weights import Rectangles, dropped, largest_of, whole_elements
+from planner.cost.shared_weights import Rectangles, dropped, largest_of, whole_elements, written_bytes
 from planner.cost.unit_tables import UnitTables, unit_tables
 from planner.errors import BadInput
 from planner.model import ModelGraph
@@ -193,8 +193,8 @@ def tables(
         tied=tied,
         elements=elements,
         trained=trained,
-        written=_written(graph, remembered=False),
-        remembered=_written(graph, remembered=True),
+        written=written_bytes(graph, remembered=False),
+        remembered=written_bytes(graph, remembered=True),
         loss_bytes=sum(size_of[name] for name in graph.layers[-1].outputs),
         whole_elements=whole_elements(graph, kept),
         largest=largest_of(graph, {row.name: kept.get(row.name, prod(row.shape)) for row in graph.trained}),
@@ -298,11 +298,3 @@ def _parameters(
     for buffer in graph.buffers:
         held.add_once(sorted(graph.index[name] for name in set(buffer.users)), buffer.bytes)
     return tuple(each.table for each in every)
-
-
-def _written(graph: ModelGraph, *, remembered: bool) -> IntArray:
-    written = Rectangles(len(graph.layers))
-    for buffer in graph.buffers:
-        if buffer.mutated and buffer.remembered == remembered:
-            written.add_once(sorted(graph.index[name] for name in set(buffer.users)), buffer.bytes)
-    return written.table
