@@ -15,7 +15,7 @@ from runtime.cli import runs
 from runtime.cli import slurm as slurm_options
 from runtime.cli.infer import register_infer
 from runtime.cli.keep import register_dedup, register_prune
-from runtime.cli.launch_options import LaunchOptions
+from runtime.cli.launch_options import PANELS, LaunchOptions
 from runtime.runfolder import unused
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def register(app: typer.Typer) -> None:
         launch,
         about="Train by a plan: in one process, in processes here, or as a job of SLURM.",
         example="shardwright launch plan.yaml --local --steps 20 --wait",
+        panels=PANELS,
     )
     register_infer(app)
     register_prune(app)
