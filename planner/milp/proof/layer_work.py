@@ -22,6 +22,15 @@ class LayerWork:
     total: IntArray
     splits: bool  # a weight half may come last
 
+    def slowed(self, factor: float) -> LayerWork:
+        """Returns the work of a device whose times are a multiple of these, rounded down."""
+        if factor == 1.0:
+            return self
+        parts = (
+            np.floor(x * factor).astype(np.int64) for x in (self.forward, self.back, self.last, self.total)
+        )
+        return LayerWork(*parts, splits=self.splits)
+
     @property
     def around(self) -> IntArray:
         """Returns what must be done before each layer, and after it."""

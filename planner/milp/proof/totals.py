@@ -56,10 +56,15 @@ class TotalsBound:
     def work(self, shape: Configuration) -> LayerWork:
         tables, family = self.instance.tables(shape), FAMILIES[shape.family]
         splits, mixes = family.splits, family.mixes or bool(shape.listed)
-        key = (tables.key, splits, mixes, shape.recompute)
+        slow = self._slow(shape)
+        key = (tables.key, splits, mixes, shape.recompute, slow)
         if key not in self._works:
-            self._works[key] = layer_work(tables, splits, mixes, shape.recompute)
+            self._works[key] = layer_work(tables, splits, mixes, shape.recompute).slowed(slow)
         return self._works[key]
+
+    def _slow(self, shape: Configuration) -> float:
+        """Returns what the fastest of the workers takes, as a multiple of the profiled device's times."""
+        return min(self.instance.machines.placement(shape, self.instance.profile.device).slowness)
 
     def passed(self, shape: Configuration) -> Passed:
         """Returns the work of layers in cuts where some neighbours do not talk."""
@@ -85,6 +90,7 @@ class TotalsBound:
             fullest,
             where,
             talking,
+            self._slow(shape),
         )
         if key not in self._layers:
             around: IntArray | FloatArray = np.zeros(1)
@@ -118,7 +124,7 @@ class TotalsBound:
         """Returns the nanoseconds that updates take on a worker, on average."""
         tables = self.instance.tables(shape)
         share = shape.updaters
-        rate = tables.step_ns_per_element / share
+        rate = tables.step_ns_per_element * self._slow(shape) / share
         return float(tables.elements[0, -1]) * rate * shape.pipes / shape.workers
 
     def free_ns(self, shape: Configuration, *, talking: bool | None = None) -> float:
