@@ -106,6 +106,14 @@ class Question:
         if instance.pins.held and profile.kept.counts:
             said = f"pruned weights do not go with {instance.pins.held} shared by element"
             raise BadInput(said, where="fix shard", allowed="state, or none")
+        if instance.pins.sums and not self.cluster.of_hosts:
+            raise BadInput(
+                f"sums is {instance.pins.sums}", where="fix", allowed="nccl sums between GPUs: leave it out"
+            )
+        if instance.pins.sums == "nccl":
+            raise BadInput(
+                "sums is nccl", where="fix", allowed="ring, direct, rings K, colours K between hosts"
+            )
         _check_limits(instance)
         return instance
 

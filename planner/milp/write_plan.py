@@ -38,6 +38,7 @@ from planner.plan import (
 from planner.profile import SampleCost
 from planner.schedule import Kind
 from planner.simulate import PART_NAMES, compile, duration_vector, period
+from planner.sums import SumsByName, today
 
 
 def plan_of(space: Instance, posed: CutProblem, answer: Answer, certificate: Certificate) -> Plan:
@@ -59,6 +60,7 @@ def plan_of(space: Instance, posed: CutProblem, answer: Answer, certificate: Cer
         shard_optimizer=shape.shard,
         kept=_kept(profile.kept),
         ema=space.pins.ema,
+        sums=_sums(space, posed, answer.cut),
         data=_reading(profile.samples),
         batch=Batch(samples=space.batch, micro=shape.micro, micros=shape.micros),
         axes=axes,
@@ -94,6 +96,18 @@ def _kept(entries: KeptEntries) -> KeptWeights | None:
         return None
     counts = {} if entries.even else dict(entries.counts)
     return KeptWeights(share=entries.share, digest=entries.digest, counts=counts)
+
+
+def _sums(space: Instance, posed: CutProblem, cut: IntArray) -> SumsByName | None:
+    """Returns how gradients are summed; None where each stage is as a run does it by itself."""
+    if posed.shape.holders == 1 or posed.shape.shard or posed.shape.held:
+        return None
+    own = str(today(posed.shape.holders))
+    names = tuple(
+        each.name(int(size)) or own
+        for each, size in zip(posed.sums, posed.own_bytes(cut[:-1], cut[1:]), strict=True)
+    )
+    return SumsByName(by=names, cards=space.cluster.interfaces) if {*names} - {own} else None
 
 
 def _with_near_rivals(proof: Certificate, high_ns: int) -> Certificate:

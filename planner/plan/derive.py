@@ -17,7 +17,7 @@ from planner.errors import BadPlan, Infeasible, Violation
 from planner.kept import kept_counts
 from planner.model import ModelGraph, misplaced, refusals
 from planner.plan.plan import Axes, Place, Plan, StagePlan, StageTimes
-from planner.plan.sharding import refused_shards, shard_of, shared_by_element
+from planner.plan.sharding import refused_shards, refused_sums, shard_of, shared_by_element
 from planner.schedule import Kind, Schedule, parse_orders
 
 UNSEEN = 0.01  # of a step: shorter reading needs no process of its own
@@ -218,6 +218,7 @@ def refused(plan: Plan, graph: ModelGraph, joint: str = "", whole: str = "") -> 
     """
     yield from refused_shards(plan, graph, whole)
     yield from _refused_kept(plan, graph)
+    yield from refused_sums(plan)
     if plan.batch.shares and graph.synchronised:
         message = f"'{graph.synchronised[0]}' has a SyncBatchNorm, whose replicas need equal shares"
         yield Violation(rule="batch", where="batch.shares", message=message)

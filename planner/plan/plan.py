@@ -23,6 +23,7 @@ from planner import files
 from planner.cluster import Corrections
 from planner.files import Count, Flag, Natural, Part, Text
 from planner.plan.certificate import Certificate, of_version_1
+from planner.sums import SumsByName
 
 PLAN_VERSION: Final = 2
 
@@ -259,6 +260,7 @@ class Plan(Part):
     ema: Flag = Field(
         False, description="whether memory counts the averages of parameters that `--ema` keeps"
     )
+    sums: SumsByName | None = Field(default=None, description="where gradients are not summed as by default")
     batch: Batch
     data: SampleReading | None = Field(default=None, description="where reading samples was measured")
     axes: Axes

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from planner import files, terminal
+from planner import files, terminal, units
 from planner.cli import Force, Json, PlanFile, RunFolder
 from planner.errors import BadInput
 from planner.files import absolute
 from planner.shown import one_line, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from planner.plan import Plan
     from runtime.infer import InferFolder
@@ -163,6 +163,12 @@ def probe(
     srun: Annotated[
         list[str] | None, typer.Option("--srun", metavar="KEY=VALUE", help="further options of srun")
     ] = None,
+    cards: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME,NAME", help="with --slurm: interfaces of each node that parts of one sum go over"
+        ),
+    ] = "",
     count: Annotated[int | None, typer.Option(help="nodes that the cluster has in all")] = None,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="where to write")] = Path(
         "cluster.yaml"
@@ -175,11 +181,14 @@ def probe(
         raise BadInput("--local and --slurm exclude each other")
     if ranks < 1 or nodes < 1 or nodes * ranks < 2 or (local and ranks < 2):
         raise BadInput("one process has nobody to talk to", where="--ranks", allowed="2 or more")
+    faces = tuple(filter(None, (name.strip() for name in cards.split(","))))
+    if faces and not on_slurm:
+        raise BadInput("cards are between nodes", where="--cards", allowed="with --slurm")
     files.refuse_overwrite(output, force)
     from planner import cluster as clusters
     from runtime import probe
 
-    found = _probed(output, ranks, nodes if on_slurm else 0, srun or [])
+    found = _probed(output, ranks, nodes if on_slurm else 0, srun or [], faces)
     size = count or (nodes if on_slurm else 1)
     made = probe.cluster_of(found, output.stem, size, list(clusters.CATALOGUE))
     text = clusters.dump(made)
@@ -192,7 +201,7 @@ def probe(
     out.result({"cluster": str(output), "found": asdict(found)}, lambda: f"{text}\nwritten to {output}")
 
 
-def _probed(output: Path, ranks: int, nodes: int, srun: list[str]) -> Found:
+def _probed(output: Path, ranks: int, nodes: int, srun: list[str], cards: tuple[str, ...]) -> Found:
     """Probes this machine, or nodes of SLURM where `nodes` is not 0."""
     import tempfile
 
@@ -203,7 +212,47 @@ def _probed(output: Path, ranks: int, nodes: int, srun: list[str]) -> Found:
         if not nodes:
             return probe.local(Path(folder), ranks)
         words = [f"--{key}={value}" for key, value in slurm.pairs(srun, "--srun").items()]
-        return probe.by_srun(Path(folder), nodes, ranks, words)
+        return probe.by_srun(Path(folder), nodes, ranks, words, cards=cards)
+
+
+def register_track(app: typer.Typer, report: Callable[[Path], Path]) -> None:
+    """Adds track to the command line.
+
+    Args: `app` gets the command; `report` writes the report of a run folder and returns its path.
+    """
+
+    def track(
+        run: RunFolder,
+        to: Annotated[str, typer.Option(metavar="TRACKER", help="wandb or mlflow")],
+        project: Annotated[str, typer.Option(help="of the tracker; MLflow's experiment")] = "shardwright",
+        follow: Annotated[bool, typer.Option("-f", "--follow", help="go on until the run has ended")] = False,
+        as_json: Json = False,
+    ) -> None:
+        """Send a run to Weights & Biases or MLflow: its steps beside the predicted one, plan and report."""
+        from runtime import launch as launching
+        from runtime import trackers
+
+        out = terminal.Output(as_json=as_json)
+
+        def files() -> list[Path]:
+            try:
+                return [report(run)]
+            except BadInput as error:
+                out.note(f"no report yet: {error}")
+                return []
+
+        going = ("queued", "starting", "running", "restarting")
+        steps, where = trackers.send(
+            run,
+            to,
+            project=project,
+            files=files,
+            going=lambda: follow and launching.of(run).state in going,
+        )
+        data = {"run": str(run), "to": to, "steps": steps, "where": where}
+        out.result(data, lambda: f"{units.plural(steps, 'step')} sent to {where}")
+
+    app.command("track", epilog="Example: shardwright track runs/gpt2-plan-20260101-120000 --to wandb")(track)
 
 
 def register_rehearse(app: typer.Typer) -> None:

@@ -15,7 +15,7 @@ from planner import workload as workloads
 from planner.capture import Captured, capture, initial
 from planner.errors import BadInput, BadPlan
 from planner.kept import Masks
-from planner.plan import Plan, awaited_ns, refused, schedule_of, shared_by_element
+from planner.plan import Plan, awaited_ns, cards_of, refused, schedule_of, shared_by_element, told_sums
 from planner.program import violations
 from planner.schedule import check_schedule
 from planner.shown import printable
@@ -31,7 +31,7 @@ from runtime.loop import check_averages, described, try_evaluation, try_samples
 from runtime.messages import in_order_of
 from runtime.rank import check_supported
 from runtime.runfolder import Job, Paths, check, keep_room, write_whole
-from runtime.world import alone
+from runtime.world import alone, check_cards
 
 Refuse = Callable[[Paths], None]  # raises BadInput where somebody else uses the folder of a run
 START_DEADLINE_S = 60.0
@@ -93,6 +93,7 @@ def prepare(
     whole = whole_optimizer(model.workload, model.captured.graph) if shared_by_element(model.plan) else ""
     for found in refused(model.plan, model.captured.graph, joint, whole):
         raise BadPlan(str(found))
+    check_sums(model.plan, job, here=warn is None)
     _check_program(model.plan, job)
     if not job.script:
         try_evaluation(model.plan, model.captured, job)
@@ -112,6 +113,17 @@ def prepare(
         else:
             _check_resumed(begin, model, job)
         return paths, _write_folder(model.plan, paths, job)
+
+
+def check_sums(plan: Plan, job: Job, *, here: bool) -> None:
+    """Raises where the sums that a plan names cannot be had: between GPUs, or over a card that is not there.
+
+    Args: `here` is whether the ranks run on this machine.
+    """
+    if plan.sums is not None and job.device == "cuda":
+        raise BadPlan(f"sums: {told_sums(plan)} is of hosts; nccl sums between GPUs: plan without it")
+    if here:
+        check_cards(cards_of(plan))
 
 
 def _try_samples(model: Model, job: Job, warn: Callable[[str], None] | None) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from planner.plan import Plan
+from planner.plan import Plan, cards_of
 from runtime import checkpoint as checkpoints
 from runtime import world as worlds
 from runtime.checkpoint import Checkpoint, CheckpointWriter, Facts
@@ -249,9 +249,8 @@ def sleep_rank(paths: Paths, job: Job, plan: Plan, rank: int) -> None:
     Args: `rank` is the number of this process in the plan.
     """
     torch.set_num_threads(1)
-    world = worlds.join(
-        paths.rendezvous(job.generation), rank, len(plan.places), torch.device("cpu"), job.rendezvous
-    )
+    at = paths.rendezvous(job.generation)
+    world = worlds.join(at, rank, len(plan.places), torch.device("cpu"), job.rendezvous, cards_of(plan))
     made = sleeping(plan, world, Heartbeat(paths.heartbeat, rank, world.size))
     _settle_memory()
     for step in range(1, job.steps + 1):
@@ -269,15 +268,15 @@ def training_of(paths: Paths, job: Job, model: Model, rank: int, pulse: Pulse | 
     Returns: a training that is ready for its next step.
     """
     torch.set_num_threads(job.threads)
-    size, slot = len(model.plan.places), model.plan.places[rank].slot
-    device = torch.device("cuda", slot) if job.device == "cuda" else torch.device("cpu")
+    places, cards, at = model.plan.places, cards_of(model.plan), paths.rendezvous(job.generation)
+    device = torch.device("cuda", places[rank].slot) if job.device == "cuda" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    world = worlds.join(paths.rendezvous(job.generation), rank, size, device, job.rendezvous)
+    world = worlds.join(at, rank, len(places), device, job.rendezvous, cards)
     start = checkpoints.latest(paths.checkpoints)
     assert start is not None, "a run is launched with checkpoint 0"
     if pulse is None:
-        pulse = Heartbeat(paths.heartbeat, rank, size) if paths.heartbeat.exists() else NoPulse()
+        pulse = Heartbeat(paths.heartbeat, rank, world.size) if paths.heartbeat.exists() else NoPulse()
     training = Training(model, start, world, job, paths, pulse)
     _settle_memory()
     return training

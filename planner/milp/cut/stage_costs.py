@@ -221,7 +221,7 @@ class StageCosts(Sizes):
 
         Returns: nanoseconds for each pair of boundaries.
         """
-        return self.sums[stage].ns(self.tables.gradients[low, high] - self.tables.tied[low, high])
+        return self.sums[stage].ns(self.own_bytes(low, high))
 
     def step_ns(self, stage: int, low: IntArray, high: IntArray) -> IntArray:
         return self.handed_on_ns(stage, low, high, self.sync_ns(stage, low, high))
@@ -257,8 +257,8 @@ class StageCosts(Sizes):
         return self._grid(key, lambda i, j: self.sync_ns(stage, i, j))
 
     def step_grid(self, stage: int) -> IntArray:
-        shared = (self.shape.sharing, self.sums[stage], self.tie) if self.shape.updaters > 1 else ()
-        key = GridKey("step", self.tables.key, (self.slowness[stage], *shared))
+        shared = (self.shape.sharing, self.sums[stage], self.tie, *self.rows[stage : stage + 1])
+        key = GridKey("step", self.tables.key, (self.slowness[stage], *(shared * (self.shape.updaters > 1))))
         return self._grid(key, lambda i, j: self.step_ns(stage, i, j))
 
     @cached_property

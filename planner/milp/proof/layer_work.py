@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,15 +22,6 @@ class LayerWork:
     last: IntArray  # everything from then on: the weight half of a split backward included
     total: IntArray
     splits: bool  # a weight half may come last
-
-    def slowed(self, factor: float) -> LayerWork:
-        """Returns the work of a device whose times are a multiple of these, rounded down."""
-        if factor == 1.0:
-            return self
-        parts = (
-            np.floor(x * factor).astype(np.int64) for x in (self.forward, self.back, self.last, self.total)
-        )
-        return LayerWork(*parts, splits=self.splits)
 
     @property
     def around(self) -> IntArray:
@@ -104,9 +96,24 @@ class Passed:
         return max(at + own for at, own in zip(returned, back, strict=True))
 
 
-def layer_work(tables: Tables, splits: bool, mixes: bool, recompute: bool) -> LayerWork:
-    """Returns the work of layers; mixed whole and split backwards count the shorter, with as late a weight half."""
-    layers = {kind: np.diff(tables.time_ns[kind]) for kind in (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)}
+def layer_work(
+    tables: Tables,
+    splits: bool,
+    mixes: bool,
+    recompute: bool,
+    more: Mapping[Kind, IntArray],
+    slowness: float = 1.0,
+) -> LayerWork:
+    """Returns the work of layers; mixed whole and split backwards count the shorter, with as late a weight half.
+
+    Args: `more` has what a layer waits for besides, by kind of action; `slowness` is a multiple of the profiled
+      device's times, which is rounded down.
+    """
+    kinds = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
+    layers: dict[Kind, IntArray] = {kind: np.diff(tables.time_ns[kind]) for kind in kinds}
+    if slowness != 1.0:
+        layers = {kind: np.floor(ns * slowness).astype(np.int64) for kind, ns in layers.items()}
+    layers |= {kind: layers[kind] + ns for kind, ns in more.items()}
     whole, halves = layers[Kind.B], layers[Kind.I] + layers[Kind.W]
     back, last = (layers[Kind.I], halves) if splits else (whole, whole)
     if mixes:
