@@ -90,16 +90,7 @@ class TotalsBound:
         """Returns the longest layer with its micro-batches and what must come before and after it."""
         work, apart = self.work(shape), shape.update == "barrier"
         where = (shape.workers, shape.chunks) if apart and talking else None
-        key = (
-            self.instance.tables(shape).key,
-            shape.family,
-            shape.listed,
-            shape.recompute,
-            fullest,
-            where,
-            talking,
-            self._slow(shape),
-        )
+        key = id(work), shape.family, shape.listed, fullest, where, talking  # works are kept
         if key not in self._layers:
             around: IntArray | FloatArray = np.zeros(1)
             if apart and talking:
