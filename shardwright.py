@@ -554,6 +554,12 @@ def _demo(say: Callable[[str], None]) -> Iterator[dict[str, object]]:
         yield facts | launching.as_dict(found)
 
 
+def _reported(folder: Path) -> Path:
+    from runtime.runfolder import Paths
+
+    return report(load_plan(Paths(folder).plan), Paths(folder).report, run=folder)
+
+
 def _app() -> typer.Typer:
     from planner import cli as deciding
     from runtime import cli as running
@@ -565,6 +571,7 @@ def _app() -> typer.Typer:
     deciding.register(app, tools)
     deciding.register_calibrate(app, tools.observe)
     running.register(app)
+    running.register_track(app, _reported)
     app.command("demo", epilog="Example: shardwright demo")(_demo_command())
     return app
 

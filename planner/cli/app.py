@@ -69,9 +69,6 @@ class Tools:
     profile_by_slurm: ProfileElsewhere
 
 
-Set = Annotated[
-    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="argument of the workload")
-]
 Json = Annotated[bool, typer.Option("--json", help="one JSON object on standard output")]
 Force = Annotated[bool, typer.Option("--force", help="overwrite what is there")]
 Out = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="where to write")]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planner import files, terminal
-from planner.cli.app import Force, Json, Measure, Set, Tools, add_command, whole_numbers
+from planner.cli.app import Force, Json, Measure, Tools, add_command, whole_numbers
 from planner.cli.export import Baselined, register_export
 from planner.cli.inspect import (
     Observe,
@@ -20,7 +20,15 @@ from planner.cli.inspect import (
     simulate,
     verify,
 )
-from planner.cli.profile import ProfileOptions, costs_of, init, measure_with, other_device, profile
+from planner.cli.profile import (
+    ProfileOptions,
+    WorkloadArguments,
+    costs_of,
+    init,
+    measure_with,
+    other_device,
+    profile,
+)
 from planner.cli.scavenge import register_scavenge
 from planner.errors import BadInput, Interrupted
 
@@ -36,7 +44,7 @@ EXAMPLE = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanOptions(Baselined):
+class PlanOptions(WorkloadArguments, Baselined):
     workload: Annotated[str | None, typer.Argument(help="may be left out with --profile")] = None
     cluster: Annotated[Path, typer.Option(help="the machines: a cluster.yaml")]
     batch: Annotated[
@@ -69,7 +77,6 @@ class PlanOptions(Baselined):
     ] = False
     explain: Annotated[bool, typer.Option("--explain", help="why this plan and no other")] = False
     proof: Annotated[bool, typer.Option("--proof", help="what was searched, and what is proved")] = False
-    set_: Set = None
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE|FOLDER", help="where to write")
     ] = None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 import typer
 
 from planner import files, terminal
-from planner.cli.app import Force, Json, Measure, Out, Set, Tools, grids, whole_numbers
+from planner.cli.app import Force, Json, Measure, Out, Tools, grids, whole_numbers
 from planner.errors import BadInput
 
 if TYPE_CHECKING:
@@ -20,8 +20,34 @@ if TYPE_CHECKING:
     from planner.profile import Profile
 
 
+Set = Annotated[
+    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="argument of the workload")
+]
+Config = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="YAML with arguments of the workload; --set goes before it"),
+]
+
+
 @dataclass(frozen=True, kw_only=True)
-class ProfileOptions:
+class WorkloadArguments:
+    """The options of a command that gives a workload its arguments."""
+
+    set_: Set = None
+    config: Config = None
+
+    def arguments(self) -> dict[str, str]:
+        """Returns the text of each argument of the workload, by name.
+
+        Raises: BadInput for what is no argument.
+        """
+        from planner.workload import arguments_of
+
+        return arguments_of(self.config, self.set_ or [])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileOptions(WorkloadArguments):
     workload: Annotated[str, typer.Argument(help="file.py, package.module, or a reference model's name")]
     device: Annotated[str, typer.Option(help="cpu, cuda, or roofline:NAME")] = "cpu"
     micro: Annotated[str, typer.Option(help="micro-batch sizes")] = "1,2,4"
@@ -35,7 +61,6 @@ class ProfileOptions:
     sbatch: Annotated[
         list[str] | None, typer.Option("--sbatch", metavar="KEY=VALUE", help="with --slurm: of the job")
     ] = None
-    set_: Set = None
     output: Out = None
     force: Force = False
     as_json: Json = False
@@ -48,13 +73,17 @@ class ProfileOptions:
     def words(self) -> list[str]:
         """The same command for a node."""
         words = [f"--micro={self.micro}", f"--precision={self.precision}", f"--spatial={self.spatial}"]
-        return [*words, self.workload, f"--device={self.device}", *(f"--set={x}" for x in self.set_ or [])]
+        return [
+            *words,
+            self.workload,
+            f"--device={self.device}",
+            *(f"--set={name}={value}" for name, value in self.arguments().items()),
+        ]
 
 
 def profile(given: ProfileOptions, tools: Tools) -> None:
     from planner import profile as profiles
     from planner import show
-    from planner.workload import parse_settings
 
     out, path = terminal.Output(as_json=given.as_json), given.file
     if given.on_slurm:
@@ -65,7 +94,7 @@ def profile(given: ProfileOptions, tools: Tools) -> None:
     files.refuse_overwrite(path, given.force)
     found = measured(
         given.workload,
-        parse_settings(given.set_ or []),
+        given.arguments(),
         device=given.device,
         micros=whole_numbers(given.micro, "--micro"),
         precision=given.precision,
@@ -174,7 +203,8 @@ class CostsAsked(Protocol):
     @property
     def profile(self) -> Path | None: ...
     @property
-    def set_(self) -> list[str] | None: ...
+    def config(self) -> Path | None: ...
+    def arguments(self) -> dict[str, str]: ...
     @property
     def precision(self) -> str | None: ...
     @property
@@ -183,14 +213,15 @@ class CostsAsked(Protocol):
 
 
 def costs_of(given: CostsAsked, measure: Measure, machines: Cluster, goal: Goal, pinned: Pins) -> Profile:
-    from planner.workload import parse_settings
-
-    settings = parse_settings(given.set_ or [])
+    settings = given.arguments()
     if given.profile is None:
         return _measured(given, measure, settings, machines, goal, pinned)
     costs = _loaded(given.profile, given.workload)
     if settings:
-        raise BadInput("--set is for profiling, and a profile is given", where="--set", allowed="one of them")
+        option = "--set" if given.config is None else "--config"
+        raise BadInput(
+            f"{option} is for profiling, and a profile is given", where=option, allowed="one of them"
+        )
     return costs
 
 
