@@ -206,7 +206,7 @@ def _space(space: SearchSpace, rescheduled: int) -> Iterator[tuple[str, str]]:
     either = f"{state} where memory or time asks for it, in all stages alike"
     yield "optimizer", either if len(space.shard) > 1 else state if space.shard[0] else "state not sharded"
     if space.held:
-        yield "replicas", f"share {' or '.join(space.held)} where memory asks for it"
+        yield "replicas", f"share {' or '.join(space.held)}: all, those in one node, or any number of a few"
 
 
 def _schedules(space: SearchSpace, rescheduled: int) -> str:
