@@ -1,4 +1,4 @@
-"""The commands `profile` and `init`, and where `plan` has its costs from. Each imports what it needs when it runs."""
+"""The commands `profile`, `init` and `list`, and where `plan` has its costs from. Each imports what it needs when it runs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,21 @@ from planner.errors import BadInput
 if TYPE_CHECKING:
     from planner.cluster import Cluster
     from planner.explore import Goal
+    from planner.export import Settings
     from planner.milp import Pins
     from planner.profile import Profile
 
+
+DEVICE_NAMES = (
+    "P100-16GB, V100-16GB, V100-32GB, A100-40GB, A100-80GB, H100-80GB, H200-141GB, GH200-96GB, MI250X, MI300X, RTX3090, "
+    "RTX4090, cpu"
+)
+PROFILE_PANELS = {
+    "Model": ("set_", "config"),
+    "What to measure": ("device", "micro", "precision", "spatial"),
+    "Where": ("on_slurm", "sbatch"),
+    "Answer": ("output", "force", "as_json"),
+}
 
 Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="argument of the workload")
@@ -49,9 +61,11 @@ class WorkloadArguments:
 @dataclass(frozen=True, kw_only=True)
 class ProfileOptions(WorkloadArguments):
     workload: Annotated[str, typer.Argument(help="file.py, package.module, or a reference model's name")]
-    device: Annotated[str, typer.Option(help="cpu, cuda, or roofline:NAME")] = "cpu"
+    device: Annotated[str, typer.Option(help=f"cpu, cuda, or roofline:NAME of {DEVICE_NAMES}")] = "cpu"
     micro: Annotated[str, typer.Option(help="micro-batch sizes")] = "1,2,4"
-    precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16")] = "fp32"
+    precision: Annotated[
+        str | None, typer.Option(help="fp32, bf16 or fp16; bf16 where a GPU has it, else fp32")
+    ] = None
     spatial: Annotated[
         str, typer.Option(help="parts of each sample, such as 2,4,2x2 (height x width); 1 is the whole")
     ] = "1"
@@ -72,7 +86,8 @@ class ProfileOptions(WorkloadArguments):
     @property
     def words(self) -> list[str]:
         """The same command for a node."""
-        words = [f"--micro={self.micro}", f"--precision={self.precision}", f"--spatial={self.spatial}"]
+        words = [f"--micro={self.micro}", f"--spatial={self.spatial}"]
+        words += [f"--precision={self.precision}"] if self.precision is not None else []
         return [
             *words,
             self.workload,
@@ -169,7 +184,7 @@ def measured(
     *,
     device: str,
     micros: tuple[int, ...],
-    precision: str,
+    precision: str | None,
     tools: Tools,
     execution: str = "eager",
     grids: tuple[tuple[int, ...], ...] = (),
@@ -182,7 +197,7 @@ def measured(
         load(workload, settings),
         device=device,
         micros=micros,
-        precision=precision,
+        precision=precision or measure.usual_precision(device),
         execution=execution,
         split=tools.backward_split(),
         spatial=tools.spatial_split() if grids else None,
@@ -209,6 +224,8 @@ class CostsAsked(Protocol):
     def precision(self) -> str | None: ...
     @property
     def execution(self) -> str | None: ...
+    @property
+    def present(self) -> Settings | None: ...
     def with_present(self, micros: tuple[int, ...]) -> tuple[int, ...]: ...
 
 
@@ -263,7 +280,21 @@ def _measured(
         settings,
         device="cpu" if device == "cpu" else f"roofline:{device}",
         micros=given.with_present(powers if pinned.micro is None else (pinned.micro,)),
-        precision=given.precision or "fp32",
+        precision=given.precision or (now.precision if (now := given.present) is not None else None),
         execution=given.execution or "eager",
         grids=grids_of(pinned),
     )
+
+
+def list_names(
+    kind: Annotated[
+        str, typer.Argument(metavar="KIND", help="devices, models, clusters, schedules or rules")
+    ],
+    as_json: Json = False,
+) -> None:
+    """List what has a name here: devices, models, clusters, families of schedules, or operations on shards."""
+    from planner import named
+
+    rows = named.listed(kind)
+    text = terminal.columns([list(row.values()) for row in rows], tuple(rows[0]))
+    terminal.Output(as_json=as_json).result({kind: rows}, lambda: text)

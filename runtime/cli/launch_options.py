@@ -14,6 +14,13 @@ from planner.cli import Json, PlanFile
 from runtime.cli import runs
 from runtime.cli import slurm as slurm_options
 
+PANELS = {
+    "Where": ("local", "inline", "on_slurm", "device", "rendezvous", "run", "trust", "wait"),
+    "Training": ("steps", "seed", "weights", "kept", "clip_norm", "clip_by", "ema", "grad_norm"),
+    "Evaluation": ("eval_every", "best_by", "keep_best", "patience"),
+    "Data": ("data_workers", "pin_memory", "drop_last"),
+    "Checkpoints and failures": ("save_every", "keep", "keep_every", "copies", "restarts", "failures"),
+}
 _NOT_OF_A_RUN = (
     *("local", "inline", "on_slurm", "trust", "wait", "dry_run", "check", "print_", "image", "prepare"),
     *("elastic", "profile", "cluster", "fix", "as_json", "run"),
@@ -72,6 +79,12 @@ class LaunchOptions:
     ] = "0"
     pin_memory: Annotated[
         bool | None, typer.Option("--pin-memory/--no-pin-memory", help="of batches; by default under cuda")
+    ] = None
+    store: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ram[:STEPS]|none", help="keep samples in the nodes' memory, in windows of STEPS"
+        ),
     ] = None
     samples: Annotated[
         Path | None, typer.Option(metavar="FILE", help="train on these alone: an index from `dedup`")
