@@ -644,7 +644,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def main() -> None:
-    sys.exit(run(sys.argv[1:]))
+    sys.exit(_ended(sys.argv[1:]))
 
 
 def plan_main() -> None:
@@ -659,7 +659,19 @@ def _main_of(word: str) -> None:
     from planner.cli import completing
 
     completing(word, os.environ)
-    sys.exit(run([word, *sys.argv[1:]]))
+    sys.exit(_ended([word, *sys.argv[1:]]))
+
+
+def _ended(arguments: Sequence[str]) -> int:
+    """Runs one command as a program; standard streams that are closed take what is printed for nobody."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
+    try:
+        return run(arguments)
+    except KeyboardInterrupt:  # while the commands themselves are imported
+        print("error: interrupted", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import sys
 import tempfile
@@ -214,6 +215,9 @@ def _answer(
     except WrongUsage as error:
         return report_error(_wrong_usage(cast(typer.BadParameter, error)), as_json=as_json)
     except OSError as error:
+        if error.filename is None and error.errno in (errno.ENOSPC, errno.EIO):
+            unwritten = BadInput(f"cannot be written: {error.strerror}", where="what was to be printed")
+            return report_error(unwritten, as_json=as_json)
         if error.filename is None:
             return _unexpected(Unexpected.of(error), as_json=as_json, debug=debug)
         unusable = BadInput(f"cannot be used: {error.strerror}", where=str(error.filename))

@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Mapping
 
 from planner.errors import BadInput
+from planner.shown import printable
 
 WIDTH = 100
 
@@ -17,8 +18,8 @@ def module_text(about: str, note: str, values: Mapping[str, object]) -> str:
 
     Args: `about` is its docstring, `note` a comment under it.
     """
-    head = "\n".join(textwrap.wrap(about, WIDTH))
-    told = "".join(f"# {line}\n" for line in textwrap.wrap(note, WIDTH))
+    head = "\n".join(textwrap.wrap(printable(about), WIDTH)).replace("\\", "\\\\").replace('"', '\\"')
+    told = "".join(f"# {line}\n" for line in textwrap.wrap(printable(note), WIDTH))
     return (
         f'"""{head}"""\n\n{told}'
         + "\n".join(f"{name} = {_shown(value)}" for name, value in values.items())

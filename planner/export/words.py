@@ -11,6 +11,8 @@ from typing import TypeVar
 
 from planner.errors import BadInput
 
+MOST_DIGITS = 18
+
 T = TypeVar("T")
 Flags = Mapping[str, str]  # without dashes, words joined by "_"; "true" where a flag has no value
 
@@ -75,8 +77,8 @@ def whole(flags: Mapping[str, object], name: str, where: str, default: T) -> int
     if value is None:
         return default
     text = str(value)
-    if isinstance(value, bool) or not text.removeprefix("-").isdecimal():
-        raise BadInput(f"{name} is {value!r}", where=where, allowed="a whole number")
+    if isinstance(value, bool) or not text.removeprefix("-").isdecimal() or len(text) > MOST_DIGITS:
+        raise BadInput(f"{name} is {text[:40]!r}", where=where, allowed="a whole number")
     return int(text)
 
 

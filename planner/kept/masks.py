@@ -109,7 +109,7 @@ def load_masks(path: Path) -> Masks:
         with safe_open(path, framework="np") as file:
             told = file.metadata() or {}
             found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError, TypeError, AttributeError) as error:
+    except (OSError, SafetensorError, TypeError, AttributeError, ValueError) as error:
         raise BadInput(
             f"cannot be read: {error}", where=str(path), allowed="masks from `shardwright prune`"
         ) from None

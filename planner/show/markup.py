@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from planner.shown import printable
+
 
 class Markup(str):
     """Text that is HTML already; a table leaves it as it is."""
@@ -16,7 +18,7 @@ def escaped(value: object) -> str:
 
     Args: `Markup` is HTML already and comes back unchanged.
     """
-    return value if isinstance(value, Markup) else escape(str(value), quote=True)
+    return value if isinstance(value, Markup) else escape(printable(str(value)), quote=True)
 
 
 def table(

@@ -127,7 +127,7 @@ def write_part(
 
 def _say_if_full(error: BaseException, path: Path, size: int) -> None:
     """Raises OSError with what was to be written, where an error of writing says that the disk is full."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         what = f"{os.strerror(error.errno)}: a part of a checkpoint of {size} bytes"
         raise OSError(error.errno, what, str(path)) from error
 

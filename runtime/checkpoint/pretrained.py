@@ -32,6 +32,7 @@ _REAL = ("F64", "F32", "F16", "BF16")
 SUFFIX = ".safetensors"
 SHARDS = ".safetensors.index.json"  # as the libraries of pretrained models write beside their shards
 _SHOWN = 3
+MOST_DIMS = 64  # that torch has
 
 
 def read(path: Path, captured: Captured) -> dict[str, Tensor]:
@@ -81,6 +82,8 @@ def numbers(path: Path) -> Numbers:
             for name in sorted(name for name, where in files.items() if where == file):
                 if tensors.get_slice(name).get_dtype() in _REAL:
                     shapes[name] = tuple(tensors.get_slice(name).get_shape())
+                    if len(shapes[name]) > MOST_DIMS:
+                        raise BadInput(f"'{name}' has {len(shapes[name])} dimensions", where=str(file))
 
     def read_one(name: str) -> NDArray[np.floating[Any]]:
         with _opened(files[name]) as tensors:

@@ -10,15 +10,17 @@ import itertools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from math import ceil
+from math import ceil, prod
 from pathlib import Path
 
-from planner.files import read_record
+from planner.errors import BadInput
+from planner.files import read_bytes, read_record
 from planner.spatial import Box
 from runtime.infer.leases import Tasks
 
 TASKS = ".tasks"  # behind the name of the output
 SAMPLES = 3  # tasks that are named in a message
+RECORD_BYTES, MOST_ROWS, MOST_TASKS = 2**16, 2**40, 10**6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,17 @@ class InferJob:
     device: str = "cpu"
     devices: int = 0  # that share one task, the whole volume; 0: boxes, each on one
     fingerprint: str = ""  # of the model
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoneTask:
+    """What a worker writes when a task is done."""
+
+    checksum: str
+    odd: int  # numbers read that are not finite
+    odd_made: int  # and numbers made
+    seconds: float
+    host: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,11 +107,34 @@ class InferFolder:
 
     def space(self) -> tuple[int, ...]:
         """Returns the rows of the output along each axis of space."""
-        return tuple(json.loads((self.root / "space.json").read_text()))
+        path = self.root / "space.json"
+        try:
+            rows = json.loads(read_bytes(path, max_bytes=RECORD_BYTES))
+        except (ValueError, RecursionError):
+            rows = None
+        if not (isinstance(rows, list) and rows and all(type(n) is int and 0 < n <= MOST_ROWS for n in rows)):
+            raise BadInput(
+                "holds no rows along axes", where=str(path), allowed=f"numbers from 1 to {MOST_ROWS}"
+            )
+        return tuple(rows)
 
     def tasks(self) -> Tasks:
-        """Returns the tasks of the folder."""
-        return Tasks(self.root, [name_of(box) for box in boxes(self.space(), self.read().chunk)])
+        """Returns the tasks of the folder.
+
+        Raises: BadInput where it says no chunk of its space, or too many of them.
+        """
+        space, chunk = self.space(), self.read().chunk
+        if len(chunk) != len(space) or not all(rows > 0 for rows in chunk):
+            raise BadInput(
+                f"chunk is {chunk}",
+                where=str(self.job),
+                allowed=f"{len(space)} numbers from 1 on, as of the space",
+            )
+        if (count := prod(ceil(n / c) for n, c in zip(space, chunk, strict=True))) > MOST_TASKS:
+            raise BadInput(
+                f"has {count} tasks", where=str(self.job), allowed=f"at most {MOST_TASKS}: larger chunks"
+            )
+        return Tasks(self.root, [name_of(box) for box in boxes(space, chunk)])
 
 
 def boxes(space: Sequence[int], chunk: Sequence[int]) -> Iterator[Box]:
@@ -125,19 +161,17 @@ def box_of(name: str) -> Box:
 def status_of(folder: InferFolder) -> InferStatus:
     """Returns how far an output is, from its folder alone."""
     tasks, job = folder.tasks(), folder.read()
-    rows, counts = tasks.results(), tasks.counts()
-    total = hashlib.sha256(
-        "".join(f"{name} {row['checksum']}\n" for name, row in sorted(rows.items())).encode()
-    )
+    rows, counts = tasks.results(DoneTask), tasks.counts()
+    total = hashlib.sha256("".join(f"{name} {row.checksum}\n" for name, row in sorted(rows.items())).encode())
     return InferStatus(
         output=job.output,
         total=counts.total,
         done=counts.done,
         held=counts.held,
         aside=tasks.failures(),
-        odd=sum(bool(row["odd"]) for row in rows.values()),
-        odd_made=sum(bool(row["odd_made"]) for row in rows.values()),
-        seconds=sum(float(str(row["seconds"])) for row in rows.values()),
+        odd=sum(bool(row.odd) for row in rows.values()),
+        odd_made=sum(bool(row.odd_made) for row in rows.values()),
+        seconds=sum(row.seconds for row in rows.values()),
         checksum=total.hexdigest()[:32] if counts.done == counts.total else "",
     )
 

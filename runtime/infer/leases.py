@@ -23,15 +23,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
-from planner.files import find_record, write_whole
+from planner.files import find_record, read_record, write_whole
 from runtime.runfolder import RunProcess, of, take_number
+
+T = TypeVar("T")
 
 BEAT_S = 2.0
 PATIENCE_S = 90.0  # longer than file systems show an old time of a file
 FAILURES = 3  # after which a task is set aside
 TAKEOVERS = 25  # after which its task is held to end whoever takes it
 IDLE_S = 0.2, 2.0  # between looks for something to take
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What a worker writes when a task has failed."""
+
+    error: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,21 +95,24 @@ class Tasks:
     def aside(self) -> set[str]:
         """Returns the names of the tasks that have failed too often."""
         counts = Counter(path.stem.rpartition(".")[0] for path in (self.folder / "failed").glob("*.json"))
-        return {name for name, n in counts.items() if n >= FAILURES} - self.finished()
+        return {name for name in self.names if counts[name] >= FAILURES} - self.finished()
 
     def failures(self) -> dict[str, str]:
         """Returns why each task that is set aside has failed the last time."""
         found = {}
         for name in sorted(self.aside()):
             last = max((self.folder / "failed").glob(f"{name}.*.json"))
-            found[name] = str(json.loads(last.read_text())["error"])
+            found[name] = read_record(Failure, last).error
         return found
 
-    def results(self) -> dict[str, Mapping[str, object]]:
-        """Returns what was written when each finished task was done, by name."""
+    def results(self, kind: type[T]) -> dict[str, T]:
+        """Returns what was written when each finished task was done, by name.
+
+        Args: `kind` is a class with the facts of a task.
+        Raises: BadInput for a file that does not hold them.
+        """
         return {
-            name: json.loads((self.folder / "done" / f"{name}.json").read_text())
-            for name in sorted(self.finished())
+            name: read_record(kind, self.folder / "done" / f"{name}.json") for name in sorted(self.finished())
         }
 
     def counts(self) -> TaskCounts:

@@ -31,7 +31,7 @@ from runtime.infer.model import Applied, share
 from runtime.infer.start import InferPlan
 from runtime.infer.storage import Numbers, Volume, created, opened, written
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # or the limit of a user
 LOOK_S = 0.5
 APPEARS_S = 30.0  # until a folder that another process makes has its job
 

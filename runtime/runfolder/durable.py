@@ -15,7 +15,7 @@ from pathlib import Path
 
 from runtime.runfolder.paths import Paths
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # or the limit of a user
 BLOCK_BYTES = 4096
 # Of a rank: its record, its cause and a line of its log, each of them beside the file that it takes the place of.
 BLOCKS_A_RANK, BLOCKS = 8, 32
