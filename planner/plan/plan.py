@@ -23,6 +23,7 @@ from planner import files
 from planner.cluster import Corrections
 from planner.files import Count, Flag, Natural, Part, Text
 from planner.plan.certificate import Certificate, of_version_1
+from planner.shown import Shown
 from planner.sums import SumsByName
 
 PLAN_VERSION: Final = 2
@@ -122,7 +123,7 @@ class StageShard(Part):
     )
 
 
-class StagePlan(Part):
+class StagePlan(Shown, Part):
     layers: tuple[str, ...]
     recompute: Flag = False
     recompute_before: str = Field(
@@ -236,7 +237,7 @@ class Memory(Part):
         )
 
 
-class Prediction(Part):
+class Prediction(Shown, Part):
     step_ns: Natural
     low_ns: Natural = Field(description="lower end of the error bar")
     high_ns: Natural

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from planner.arrays import NS_PER_S
 from planner.cluster import NOTABLE_SHARE, Cluster, total_devices
-from planner.plan import Plan, StagePlan
+from planner.plan import Certificate, Plan, Prediction, StagePlan
 from planner.profile import CostKey, LayerCost, Profile, kept_values
 from planner.show.proof import plan_lines, shown_arguments
 from planner.show.rivals import rivals_text
@@ -164,6 +164,39 @@ def _missing(profile: Profile) -> Iterator[str]:
 
 def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+
+
+def of_stage(found: StagePlan) -> str:
+    more = [word for word in (_space(found) if found.spatial else "", _again(found)) if word]
+    return f"{_span(found)}{''.join(f', {word}' for word in more)}"
+
+
+def of_prediction(found: Prediction) -> str:
+    """Returns a prediction: the step with its error bar, and the memory of every worker."""
+    ends = f" ({format_duration(found.low_ns)} to {format_duration(found.high_ns)})"
+    rows = [
+        (worker, *(format_bytes(getattr(part, name)) for name in _HELD), format_bytes(part.limit))
+        for worker, part in enumerate(found.memory)
+    ]
+    head = f"{format_duration(found.step_ns)} a step{ends if found.low_ns < found.high_ns else ''}"
+    return f"{head}\n\n{columns(rows, ('worker', *_HELD, 'limit'))}"
+
+
+_HELD = ("parameters", "gradients", "optimizer", "activations", "buffers", "margin")
+
+
+def of_certificate(found: Certificate) -> str:
+    """Returns a certificate: the step, its lower bound and the gap, and how much was searched."""
+    lines = [
+        f"step {format_duration(found.objective_ns)}, lower bound {format_duration(found.bound_ns)}: gap "
+        f"{100 * found.gap:.2f} %"
+    ]
+    if (met := found.searched) is not None:
+        lines.append(
+            f"{met.configurations:,} configurations: {met.solved:,} solved, {met.ruled_out:,} ruled out by a bound, "
+            f"{met.open:,} left open"
+        )
+    return "\n".join(lines)
 
 
 def words(found: SearchProgress) -> list[str]:
