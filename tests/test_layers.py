@@ -67,6 +67,7 @@ ORDER = (
     "runtime.sums",
     "runtime.update",
     "runtime.kept",
+    "runtime.store",
     "runtime.sharding",
     "runtime.checkpoint",
     "runtime.rank",
@@ -116,6 +117,7 @@ LATER_ROOMS = (
     "runtime.layout",
     "runtime.loop",
     "runtime.sharding",
+    "runtime.store",
     "runtime.sums",
     "runtime.trackers",
 )
