@@ -159,9 +159,9 @@ class Shown:
 VIEWS: dict[Face, dict[str, str]] = {
     "text": {
         "planner.plan.plan:Plan": "planner.show.plain:of_plan",
-        "planner.plan.plan:Prediction": "planner.show.plain:of_prediction",
+        "planner.plan.certificate:Prediction": "planner.show.values:of_prediction",
         "planner.plan.plan:StagePlan": "planner.show.plain:of_stage",
-        "planner.plan.certificate:Certificate": "planner.show.plain:of_certificate",
+        "planner.plan.certificate:Certificate": "planner.show.values:of_certificate",
         "planner.explore.explanation:Explanation": "planner.show.explanation:explanation_text",
         "planner.explore.frontier:Frontier": "planner.show.sweeps:of_frontier",
         "planner.explore.scaling:Sweep": "planner.show.sweeps:of_sweep",
@@ -178,7 +178,7 @@ VIEWS: dict[Face, dict[str, str]] = {
     },
     "html": {
         "planner.plan.plan:Plan": "planner.show.values:plan_html",
-        "planner.plan.plan:Prediction": "planner.show.values:preformatted",
+        "planner.plan.certificate:Prediction": "planner.show.values:preformatted",
         "planner.plan.plan:StagePlan": "planner.show.values:preformatted",
         "planner.plan.certificate:Certificate": "planner.show.values:preformatted",
         "planner.explore.frontier:Frontier": "planner.show.sweeps:frontier_html",
@@ -205,6 +205,7 @@ VIEWS: dict[Face, dict[str, str]] = {
         "runtime.launch.handle:Handle": "planner.show.figures:of_handle",
     },
     "data": {
+        "planner.plan.plan:Plan": "planner.show.plain:plan_data",
         "planner.explore.explanation:Explanation": "planner.show.explanation:explanation_dict",
         "planner.explore.frontier:Frontier": "planner.show.sweeps:frontier_data",
         "planner.explore.scaling:Sweep": "planner.show.sweeps:sweep_data",

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 
 from planner.arrays import NS_PER_S
 from planner.cluster import NOTABLE_SHARE, Cluster, total_devices
-from planner.plan import Certificate, Plan, Prediction, StagePlan
+from planner.layout import GroupLayout, LocalGraph, path
+from planner.model import ModelGraph
+from planner.plan import Plan, StagePlan, graph_on_group
 from planner.profile import CostKey, LayerCost, Profile, kept_values
 from planner.show.proof import plan_lines, shown_arguments
 from planner.show.rivals import rivals_text
+from planner.spatial import GETITEM
 from planner.terminal import columns
 from planner.units import format_bytes, format_duration, format_percent
 
@@ -21,11 +24,14 @@ if TYPE_CHECKING:
 _NAMED = 6  # layers of a list
 
 
-def of_plan(plan: Plan) -> str:
+def of_plan(plan: Plan, layouts: ModelGraph | None = None) -> str:
     """Returns a plan in its three lines, with its stages and the plans that were priced beside it.
 
-    Args: a plan without a certificate has no table of rivals.
+    Args: a plan without a certificate has no table of rivals; with `layouts`, the model of a plan with a cut, there is
+        a table of its operations instead.
     """
+    if layouts is not None:
+        return layouts_text(plan, layouts)
     return "\n\n".join(
         part for part in ("\n".join(plan_lines(plan)), _stages(plan), rivals_text(plan)) if part
     )
@@ -52,12 +58,21 @@ def _stages(plan: Plan) -> str:
         (*row[:3], *([_space(stage)] if cut else []), *row[3:5], format_bytes(row[5]), row[6])
         for row, stage in zip(rows, plan.stages, strict=True)
     ]
-    head = ("stage", "worker", "layers", *(["samples"] if cut else []), "forward", "backward")
+    head = (
+        "stage",
+        "worker",
+        "layers",
+        *(["in parts"] if any(x.cut for x in plan.stages) else ["samples"] if cut else []),
+        "forward",
+        "backward",
+    )
     return columns(shown, (*head, "peak of worker", ""))
 
 
 def _space(stage: StagePlan) -> str:
-    """Returns how samples lie in a stage, from its first layer on."""
+    """Returns how samples lie in a stage, from its first layer on, or which layers have tensors in parts."""
+    if stage.cut:
+        return ", ".join(f"{line.layers} by {'+'.join(filter(None, line.factors))}" for line in stage.cut)
     parts = ["x".join(map(str, stage.spatial)) + " parts" if stage.spatial else "whole"]
     for turn in stage.regrid:
         grid = "shared whole" if turn.samples else "x".join(map(str, turn.spatial)) + " parts"
@@ -171,34 +186,6 @@ def of_stage(found: StagePlan) -> str:
     return f"{_span(found)}{''.join(f', {word}' for word in more)}"
 
 
-def of_prediction(found: Prediction) -> str:
-    """Returns a prediction: the step with its error bar, and the memory of every worker."""
-    ends = f" ({format_duration(found.low_ns)} to {format_duration(found.high_ns)})"
-    rows = [
-        (worker, *(format_bytes(getattr(part, name)) for name in _HELD), format_bytes(part.limit))
-        for worker, part in enumerate(found.memory)
-    ]
-    head = f"{format_duration(found.step_ns)} a step{ends if found.low_ns < found.high_ns else ''}"
-    return f"{head}\n\n{columns(rows, ('worker', *_HELD, 'limit'))}"
-
-
-_HELD = ("parameters", "gradients", "optimizer", "activations", "buffers", "margin")
-
-
-def of_certificate(found: Certificate) -> str:
-    """Returns a certificate: the step, its lower bound and the gap, and how much was searched."""
-    lines = [
-        f"step {format_duration(found.objective_ns)}, lower bound {format_duration(found.bound_ns)}: gap "
-        f"{100 * found.gap:.2f} %"
-    ]
-    if (met := found.searched) is not None:
-        lines.append(
-            f"{met.configurations:,} configurations: {met.solved:,} solved, {met.ruled_out:,} ruled out by a bound, "
-            f"{met.open:,} left open"
-        )
-    return "\n".join(lines)
-
-
 def words(found: SearchProgress) -> list[str]:
     """Returns how far a search is in words for one line, what matters most first."""
     said = [f"{found.done:,} of {found.all:,} configurations"]
@@ -223,3 +210,80 @@ def of_cluster(cluster: Cluster) -> str:
     return "\n\n".join(
         [head, table, *([columns(links, ("link within", "latency", "bandwidth"))] if links else [])]
     )
+
+
+def layout_rows(plan: Plan, graph: ModelGraph) -> list[dict[str, object]]:
+    """Returns how every operation of a plan's model lies on its group: a row an operation, as data.
+
+    Args: `graph` is the model of the plan, with its operations.
+    Returns: the factor along each axis, how the result lies, and what conversions of its inputs send, in elements.
+    """
+    found, stage_of = graph_on_group(plan, graph), {x: i for i, s in enumerate(plan.stages) for x in s.layers}
+    rows, seen = [], set[tuple[str, GroupLayout, int]]()
+    for done in found.placed:
+        operation, steps, sent = done.operation, list[str](), [0.0, 0.0]
+        if operation.operation == GETITEM:
+            continue
+        ways = [(x, found.layouts[x][0], done.inputs[argument]) for argument, x in done.reads()]
+        ways += [(operation.name, a, b) for a, b in _resolved(found, operation.name)]
+        for name, source, target in ways:
+            key = name, target, stage_of.get(operation.layer, 0)
+            if source == target or key in seen:
+                continue
+            seen.add(key)
+            trained = name in found.trained
+            passages = path(source, target, found.mesh, trained=trained)
+            steps += [f"{step.forward}/{step.backward}" if trained else step.forward for step in passages]
+            for step in passages:
+                sent = [a + b for a, b in zip(sent, step.sent(found.mesh, trained=trained), strict=True)]
+        rows.append(
+            {
+                "layer": operation.layer,
+                "operation": operation.operation,
+                "factors": [factor or "alike" for factor in done.factors],
+                "makes": found.layouts[operation.name][0].text(),
+                "conversions": steps,
+                "forward": sent[0],
+                "backward": sent[1],
+            }
+        )
+    return rows
+
+
+def _resolved(found: LocalGraph, name: str) -> Iterator[tuple[GroupLayout, GroupLayout]]:
+    """Yields the layouts of addends that are summed up as soon as they are made, before and after."""
+    if name in found.made:
+        yield from zip(found.made[name], found.layouts[name], strict=True)
+
+
+def plan_data(plan: Plan, layouts: ModelGraph) -> dict[str, object]:
+    """Returns `layout_rows` under a name."""
+    return {"operations": layout_rows(plan, layouts)}
+
+
+def layouts_text(plan: Plan, graph: ModelGraph) -> str:
+    """Returns `layout_rows` as a table, with bytes of fp32 in the place of elements.
+
+    Args: those of `layout_rows`.
+    """
+    rows = layout_rows(plan, graph)
+    shown = [
+        (
+            row["layer"],
+            str(row["operation"]).removeprefix("aten."),
+            "+".join(row["factors"]),  # type: ignore[arg-type]
+            row["makes"],
+            ", ".join(row["conversions"]),  # type: ignore[arg-type]
+            _sent(row["forward"]),
+            _sent(row["backward"]),
+        )
+        for row in rows
+    ]
+    head = ("layer", "operation", "takes", "makes", "converts", "forward", "backward")
+    total = [sum(float(str(row[way])) for row in rows) for way in ("forward", "backward")]
+    micro = f"a rank sends {_sent(total[0])} forward and {_sent(total[1])} backward, a micro-batch in fp32"
+    return f"{columns(shown, head)}\n\n{micro}"
+
+
+def _sent(elements: object) -> str:
+    return format_bytes(round(4 * float(str(elements)))) if elements else ""
