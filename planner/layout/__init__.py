@@ -7,21 +7,26 @@ Start with `lying.py` (how a tensor lies), `families.py` (the factors of operati
 `propagate.py`.
 """
 
-from planner.layout.conversions import Passage, path
-from planner.layout.factor import Along, Factor
+from planner.layout.blocks import fitting
+from planner.layout.conversions import Collective, Passage, path
+from planner.layout.factor import Along, Factor, laid
 from planner.layout.families import FAMILIES
-from planner.layout.local_graph import ADDENDS, ALIKE, Conversion, LocalGraph, LocalOperation
-from planner.layout.lying import DimCut, GroupLayout, Mesh, everywhere, parted, positions
-from planner.layout.moves import MOVES
-from planner.layout.propagate import propagate
-from planner.layout.wishes import Wish, granted, unmet
+from planner.layout.local_graph import ADDENDS, ALIKE, Conversion, LocalGraph, LocalOperation, named_reads
+from planner.layout.lying import DimCut, GroupLayout, Mesh, everywhere, parted, positions, without_owed
+from planner.layout.moves import MOVES, moved, source_of
+from planner.layout.propagate import LINEAR, SHAPES_ONLY, WHOLE, Wishes, propagate
+from planner.layout.wishes import Wish, granted, of_path, unmet
 
 __all__ = [
     "ADDENDS",
     "ALIKE",
     "FAMILIES",
+    "LINEAR",
     "MOVES",
+    "SHAPES_ONLY",
+    "WHOLE",
     "Along",
+    "Collective",
     "Conversion",
     "DimCut",
     "Factor",
@@ -31,11 +36,19 @@ __all__ = [
     "Mesh",
     "Passage",
     "Wish",
+    "Wishes",
     "everywhere",
+    "fitting",
     "granted",
+    "laid",
+    "moved",
+    "named_reads",
+    "of_path",
     "parted",
     "path",
     "positions",
     "propagate",
+    "source_of",
     "unmet",
+    "without_owed",
 ]
