@@ -54,7 +54,18 @@ from planner.cluster.variants import (
 from planner.doors import later
 
 if TYPE_CHECKING:
-    from planner.cluster.links import NOISE, Group, Spread, Sum, card_sharers, spread, sum_s, transfer_s
+    from planner.cluster.links import (
+        NOISE,
+        Group,
+        Spread,
+        Sum,
+        card_sharers,
+        exchange_s,
+        gather_s,
+        spread,
+        sum_s,
+        transfer_s,
+    )
 
 __all__ = [
     "CATALOGUE",
@@ -82,8 +93,10 @@ __all__ = [
     "distance",
     "dump",
     "dump_corrections",
+    "exchange_s",
     "exists",
     "find",
+    "gather_s",
     "host_margin",
     "limit_bytes",
     "load",
@@ -110,6 +123,8 @@ __getattr__ = later(
             "Spread",
             "Sum",
             "card_sharers",
+            "exchange_s",
+            "gather_s",
             "spread",
             "sum_s",
             "transfer_s",

@@ -30,6 +30,7 @@ from planner.spatial.operation import (
     Given,
     Operation,
     Ref,
+    from_text,
     to_text,
 )
 from planner.spatial.regrid import SPACE, Grid, Grids, Resplit
@@ -94,6 +95,7 @@ __all__ = [
     "cut_model",
     "divisors",
     "entry",
+    "from_text",
     "front_padding",
     "grown",
     "local_shape",

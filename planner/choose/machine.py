@@ -1,0 +1,135 @@
+"""Seconds that collectives take along each axis of a mesh, as it lies on the machine.
+
+The ranks of a group are neighbours in the order of slots, and the last axis of a mesh counts fastest. So a mesh
+`4x2` on nodes of two devices has its second axis inside nodes, and its first across them. All groups along an axis
+talk at the same time. Those that leave a node share its network cards.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Final
+
+from planner.arrays import NS_PER_S
+from planner.cluster import (
+    Cluster,
+    Slot,
+    Spread,
+    card_sharers,
+    exchange_s,
+    gather_s,
+    slots,
+    spread,
+    sum_s,
+    total_devices,
+)
+from planner.errors import BadInput
+from planner.layout import Collective, Mesh, Passage, positions
+
+_LARGE: Final = 1 << 40  # bytes, of which latencies are no part worth counting
+_SECONDS: Final[Mapping[Collective, Callable[..., float]]] = {
+    "gather": gather_s,
+    "scatter": gather_s,
+    "reduce": sum_s,
+    "exchange": exchange_s,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshOnCluster:
+    """A mesh of ranks on the first devices of a cluster."""
+
+    mesh: Mesh
+    cluster: Cluster
+    _found: dict[tuple[int, ...], tuple[Spread, int]] = field(default_factory=dict, repr=False)
+
+    @property
+    def size(self) -> int:
+        """Returns the number of ranks."""
+        return prod(self.mesh)
+
+    def within(self, axis: int) -> bool:
+        """Returns whether all ranks along an axis are of one node."""
+        return self._spread((axis,))[0].nodes == 1
+
+    def _spread(self, axes: tuple[int, ...]) -> tuple[Spread, int]:
+        """Returns how the ranks along axes lie, and how many groups of them share a network card."""
+        if axes in self._found:
+            return self._found[axes]
+        places = list(itertools.islice(slots(self.cluster), self.size))
+        groups: dict[tuple[int, ...], list[Slot]] = defaultdict(list)
+        for place, position in zip(places, positions(self.mesh), strict=True):
+            groups[tuple(x for axis, x in enumerate(position) if axis not in axes)].append(place)
+        spreads = {spread(self.cluster, group) for group in groups.values()}
+        worst = max(spreads, key=lambda x: sum_s(self.cluster, x, _LARGE))
+        self._found[axes] = worst, card_sharers(self.cluster, groups.values())
+        return self._found[axes]
+
+    def ns(self, collective: Collective, axes: tuple[int, ...], size_bytes: float) -> float:
+        """Returns the nanoseconds of a collective along axes.
+
+        Args: `size_bytes` are of the tensor as it is whole along the axes.
+        """
+        function = _SECONDS.get(collective)
+        if size_bytes <= 0 or function is None:
+            return 0.0
+        over, sharers = self._spread(axes)
+        return function(self.cluster, over, size_bytes, sharers=sharers) * NS_PER_S
+
+    def slope_ns(self, collective: Collective, axes: tuple[int, ...]) -> float:
+        """Returns the nanoseconds a byte of a collective on so many bytes that latencies do not count."""
+        return (self.ns(collective, axes, 2 * _LARGE) - self.ns(collective, axes, _LARGE)) / _LARGE
+
+    def passage_ns(self, steps: Sequence[Passage], element_bytes: int, *, trained: bool) -> float:
+        """Returns the nanoseconds of the steps of a conversion, forward and backward.
+
+        Args: `trained` says whether the tensor has a gradient.
+        """
+        total = 0.0
+        for step in steps:
+            others = [a for cut in step.source.cuts if cut is not None for a in cut.axes if a != step.axis]
+            size = element_bytes * prod(step.source.shape) / prod(self.mesh[a] for a in others)
+            ways = (step.forward, step.backward) if trained else (step.forward,)
+            total += sum(self.ns(way, (step.axis,), size) for way in ways)
+        return total
+
+
+def meshes(size: int, axes: int) -> Iterator[Mesh]:
+    """Yields every mesh of a number of ranks, with at most so many axes, of which none has a single rank.
+
+    Args: `size` is the number of ranks; one rank has the mesh (1,).
+    """
+    if size == 1 or axes == 1:
+        yield (size,)
+        return
+    yield (size,)
+    for first in range(2, size // 2 + 1):
+        if size % first == 0:
+            yield from ((first, *rest) for rest in meshes(size // first, axes - 1))
+
+
+def on_cluster(mesh: Mesh, cluster: Cluster) -> MeshOnCluster:
+    """Returns a mesh on the first devices of a cluster.
+
+    Raises: BadInput where the cluster has fewer devices.
+    """
+    if prod(mesh) > total_devices(cluster):
+        raise BadInput(
+            f"a group of {prod(mesh)} ranks",
+            where=cluster.name,
+            allowed=f"up to {total_devices(cluster)}, which are its devices",
+        )
+    return MeshOnCluster(mesh=mesh, cluster=cluster)
+
+
+def placed_text(mesh: MeshOnCluster) -> str:
+    """Returns where each axis of a mesh lies, in words."""
+    if mesh.size == 1:
+        return "one rank"
+    said: Mapping[bool, str] = {True: "inside a node", False: "across nodes"}
+    parts = [f"axis {axis} of {n} {said[mesh.within(axis)]}" for axis, n in enumerate(mesh.mesh)]
+    return ", ".join(parts)
