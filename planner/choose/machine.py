@@ -28,7 +28,7 @@ from planner.cluster import (
     total_devices,
 )
 from planner.errors import BadInput
-from planner.layout import Collective, Mesh, Passage, positions
+from planner.layout import Collective, Mesh, Passage, positions, sent
 
 _LARGE: Final = 1 << 40  # bytes, of which latencies are no part worth counting
 _SECONDS: Final[Mapping[Collective, Callable[..., float]]] = {
@@ -41,10 +41,10 @@ _SECONDS: Final[Mapping[Collective, Callable[..., float]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class MeshOnCluster:
-    """A mesh of ranks on the first devices of a cluster."""
+    """A mesh of ranks on the first devices of a cluster; without one, each byte that a rank sends is a nanosecond."""
 
     mesh: Mesh
-    cluster: Cluster
+    cluster: Cluster | None = None
     _found: dict[tuple[int, ...], tuple[Spread, int]] = field(default_factory=dict, repr=False)
 
     @property
@@ -54,12 +54,13 @@ class MeshOnCluster:
 
     def within(self, axis: int) -> bool:
         """Returns whether all ranks along an axis are of one node."""
-        return self._spread((axis,))[0].nodes == 1
+        return self.cluster is None or self._spread((axis,))[0].nodes == 1
 
     def _spread(self, axes: tuple[int, ...]) -> tuple[Spread, int]:
         """Returns how the ranks along axes lie, and how many groups of them share a network card."""
         if axes in self._found:
             return self._found[axes]
+        assert self.cluster is not None
         places = list(itertools.islice(slots(self.cluster), self.size))
         groups: dict[tuple[int, ...], list[Slot]] = defaultdict(list)
         for place, position in zip(places, positions(self.mesh), strict=True):
@@ -77,6 +78,8 @@ class MeshOnCluster:
         function = _SECONDS.get(collective)
         if size_bytes <= 0 or function is None:
             return 0.0
+        if self.cluster is None:
+            return sent(collective, size_bytes, prod(self.mesh[axis] for axis in axes))
         over, sharers = self._spread(axes)
         return function(self.cluster, over, size_bytes, sharers=sharers) * NS_PER_S
 
@@ -84,16 +87,20 @@ class MeshOnCluster:
         """Returns the nanoseconds a byte of a collective on so many bytes that latencies do not count."""
         return (self.ns(collective, axes, 2 * _LARGE) - self.ns(collective, axes, _LARGE)) / _LARGE
 
-    def passage_ns(self, steps: Sequence[Passage], element_bytes: int, *, trained: bool) -> float:
+    def passage_ns(
+        self, steps: Sequence[Passage], element_bytes: int, *, trained: bool, again: bool = False
+    ) -> float:
         """Returns the nanoseconds of the steps of a conversion, forward and backward.
 
-        Args: `trained` says whether the tensor has a gradient.
+        Args: `trained` says whether the tensor has a gradient; `again` whether what is gathered is not kept, but
+            gathered once more for the backward pass.
         """
         total = 0.0
         for step in steps:
             others = [a for cut in step.source.cuts if cut is not None for a in cut.axes if a != step.axis]
             size = element_bytes * prod(step.source.shape) / prod(self.mesh[a] for a in others)
-            ways = (step.forward, step.backward) if trained else (step.forward,)
+            ways = [step.forward, *([step.backward] if trained else [])]
+            ways += ["gather"] * (again and trained and step.forward == "gather")
             total += sum(self.ns(way, (step.axis,), size) for way in ways)
         return total
 

@@ -33,10 +33,10 @@ from planner.layout import (
     moved,
     named_reads,
     parted,
-    path,
+    refuse_parts,
     source_of,
 )
-from planner.spatial import AFTER, GETITEM, Call, Operation, Ref, call_of, whole
+from planner.spatial import GETITEM, Call, NoRule, Operation, Ref, call_of, whole
 
 Locals = Mapping[str, LocalOperation]
 
@@ -257,12 +257,12 @@ def _moves(operation: Operation) -> bool:
 
 
 def _strict(operation: Operation, call: Call) -> bool:
-    """Returns whether an operation is only done alike, as `planner.layout` refuses it on parts."""
-    kind = operation.operation
-    if kind not in FAMILIES or kind == AFTER or (kind.endswith("_") and not kind.endswith("__")):
+    """Returns whether an operation is only done alike, since `planner.layout` refuses it on parts."""
+    try:
+        refuse_parts(operation, call)
+    except NoRule:
         return True
-    drops = kind == "aten.dropout" and call.get("p") and call.flag("train")
-    return bool(drops or call.get("dropout_p", 0.0))
+    return False
 
 
 def _call(operation: Operation, found: Decisions) -> Call:
@@ -270,5 +270,3 @@ def _call(operation: Operation, found: Decisions) -> Call:
         operation, {name: whole(found.lying[name].layouts[0][0].shape) for name in operation.reads()}
     )
 
-
-__all__ = ["Decision", "Decisions", "Lying", "decisions_of", "path"]

@@ -6,15 +6,16 @@ their gradients and the state of the optimizer, and what one micro-batch keeps f
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from planner.choose.machine import MeshOnCluster
 from planner.choose.work import GroupWork, kept_of, share_of
-from planner.layout import MOVES, GroupLayout, LocalGraph, LocalOperation, Mesh, source_of
+from planner.layout import MOVES, Conversion, GroupLayout, LocalGraph, LocalOperation, Mesh, source_of
 from planner.spatial import GETITEM, call_of, whole
 
 STATE_NAME = "state:"
@@ -29,6 +30,7 @@ class LayoutPrice:
     sum_ns: float  # of gradients
     state_bytes: float
     kept_bytes: float
+    stored: int = 0  # parameters that are held in parts and gathered for use
 
     @property
     def ns(self) -> float:
@@ -46,7 +48,18 @@ class HeldPrice(NamedTuple):
 
     ns: float
     bytes: float
-    stored: bool = False  # in parts that are gathered for use
+    stored: tuple[int, ...] = ()  # axes along which it is held in parts that are gathered for use
+
+
+Again = Literal["", "weights", "all"]  # what is gathered once more for the backward pass, instead of kept
+
+
+@dataclass(frozen=True, kw_only=True)
+class Storing:
+    """Where parameters may be held in parts that are gathered for use, and what is gathered again."""
+
+    axes: frozenset[int] = frozenset()
+    again: Again = "weights"
 
 
 def elements(layout: GroupLayout, mesh: Mesh) -> float:
@@ -55,24 +68,25 @@ def elements(layout: GroupLayout, mesh: Mesh) -> float:
 
 
 def held_prices(
-    layout: GroupLayout, owed: frozenset[int], work: GroupWork, on: MeshOnCluster, *, stored: bool
+    layout: GroupLayout, owed: frozenset[int], work: GroupWork, on: MeshOnCluster, storing: Storing
 ) -> tuple[HeldPrice, ...]:
-    """Returns the ways to hold a trained parameter.
+    """Returns the ways to hold a trained parameter, those with more in parts last.
 
-    Args: `layout` is how it is read; along the axes of `owed` each rank makes an addend of its gradient; `stored` says
-        whether it may be held in parts along those axes, to be gathered for each pass.
+    Args: `layout` is how it is read; along the axes of `owed` each rank makes an addend of its gradient, so that it may
+        be held in parts along them, as far as `storing` allows it.
     """
-    size = elements(layout, on.mesh)
-    axes = tuple(sorted(owed))
-    if not axes:
-        return (HeldPrice(0.0, size * work.state_bytes),)
-    gradient = size * work.gradient_bytes
-    ways = [HeldPrice(on.slope_ns("reduce", axes) * gradient, size * work.state_bytes)]
-    if stored:
-        ranks = prod(on.mesh[axis] for axis in axes)
-        gathered = on.slope_ns("gather", axes) * size
-        ns = work.micros * gathered * (2 * work.element_bytes + work.gradient_bytes)
-        ways.append(HeldPrice(ns, size * work.state_bytes / ranks, stored=True))
+    size, axes, ways = elements(layout, on.mesh), sorted(owed), []
+    for count in range(len(axes) + 1):
+        for stored in itertools.combinations(axes, count):
+            if not storing.axes.issuperset(stored):
+                continue
+            part = size / prod(on.mesh[axis] for axis in stored)
+            rest = tuple(axis for axis in axes if axis not in stored)
+            ns = on.slope_ns("reduce", rest) * part * work.gradient_bytes if rest else 0.0
+            if stored:
+                gathers = (2 if storing.again else 1) * work.element_bytes
+                ns += work.micros * on.slope_ns("gather", stored) * size * (gathers + work.gradient_bytes)
+            ways.append(HeldPrice(ns, part * work.state_bytes, stored))
     return tuple(ways)
 
 
@@ -99,31 +113,39 @@ def kept_tensors(local: LocalOperation, trained: frozenset[str]) -> Iterator[tup
         yield local.operation.name, local.outputs[0]
 
 
-def price(graph: LocalGraph, work: GroupWork, on: MeshOnCluster, *, stored: bool = False) -> LayoutPrice:
+NOT_STORED = Storing()
+
+
+def price(
+    graph: LocalGraph, work: GroupWork, on: MeshOnCluster, storing: Storing = NOT_STORED, worth: float = 0.0
+) -> LayoutPrice:
     """Returns the price of a layout of a whole model.
 
-    Args: `stored` says whether parameters are held in parts along all axes along which they are read whole.
+    Args: `worth` are the nanoseconds that a byte is worth, by which the way to hold each parameter is chosen.
     """
+    again = storing.again == "all"
     compute = sum(work.ns.get(x.operation.name, 0.0) * share_of(x, graph.mesh) for x in graph.placed)
     convert = sum(
-        on.passage_ns(x.steps, work.element_bytes, trained=x.trained) for x in conversions_of(graph)
+        on.passage_ns(x.steps, work.element_bytes, trained=x.trained, again=again)
+        for x in conversions_of(graph)
     )
-    sums, states = 0.0, 0.0
+    sums, states, parts = 0.0, 0.0, 0
     for name in sorted(graph.trained & set(graph.states)):
         layout = graph.states[name]
-        way = held_prices(layout, layout.owed, work, on, stored=stored)[-1]
-        sums, states = sums + way.ns, states + way.bytes
-    kept = kept_bytes(graph, work)
+        ways = held_prices(layout, layout.owed, work, on, storing)
+        way = min(ways, key=lambda x: x.ns + worth * x.bytes)
+        sums, states, parts = sums + way.ns, states + way.bytes, parts + bool(way.stored)
     return LayoutPrice(
         compute_ns=compute * work.micros,
         convert_ns=convert * work.micros,
         sum_ns=sums,
         state_bytes=states,
-        kept_bytes=sum(kept.values()),
+        kept_bytes=sum(kept_bytes(graph, work).values()),
+        stored=parts,
     )
 
 
-def conversions_of(graph: LocalGraph):
+def conversions_of(graph: LocalGraph) -> Iterator[Conversion]:
     """Yields the conversions of tensors that the model makes; parameters are held as they are read."""
     return (x for x in graph.conversions() if not (x.tensor.startswith(STATE_NAME) and x.tensor in graph.trained))
 

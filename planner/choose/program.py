@@ -38,8 +38,10 @@ from planner.choose.machine import MeshOnCluster
 from planner.choose.options import Decision, Decisions
 from planner.choose.passages import Passages
 from planner.choose.prices import (
+    NOT_STORED,
     STATE_NAME,
     HeldPrice,
+    Storing,
     demands,
     elements,
     held_prices,
@@ -121,18 +123,18 @@ def _run(model: pulp.LpProblem, solver: Solver) -> None:
 
 
 def program(
-    decisions: Decisions, work: GroupWork, on: MeshOnCluster, *, stored: bool = False
+    decisions: Decisions, work: GroupWork, on: MeshOnCluster, storing: Storing = NOT_STORED
 ) -> LayoutProgram:
     """Returns the program of a model on a mesh.
 
-    Args: `stored` says whether parameters may be held in parts that are gathered for use.
+    Args: `storing` says whether parameters may be held in parts that are gathered for use.
     """
-    return _Builder(decisions, work, on, stored).build()
+    return _Builder(decisions, work, on, storing).build()
 
 
 class _Builder:
-    def __init__(self, decisions: Decisions, work: GroupWork, on: MeshOnCluster, stored: bool) -> None:
-        self.decisions, self.work, self.on, self.stored = decisions, work, on, stored
+    def __init__(self, decisions: Decisions, work: GroupWork, on: MeshOnCluster, storing: Storing) -> None:
+        self.decisions, self.work, self.on, self.storing = decisions, work, on, storing
         self.passages = Passages(on, work.element_bytes)
         self.model = pulp.LpProblem("layout", pulp.LpMinimize)
         self.rows: list[tuple[dict[pulp.LpVariable, float], int, float]] = []
@@ -275,45 +277,38 @@ class _Builder:
 
     def tied(self) -> None:
         """Adds the prices of parameters, and the rows of those that several decisions read."""
-        for name, users in sorted(self.uses.items()):
-            if len(users) == 1:
-                ((d, reads),) = users.items()
-                for o, layout in reads.items():
-                    times = self.decisions.graph.count(self.decisions.found[d].name)
-                    ways = held_prices(layout, layout.owed, self.work, self.on, stored=self.stored)
-                    scaled = tuple(HeldPrice(x.ns * times, x.bytes * times, x.stored) for x in ways)
-                    self.terms.append((self.chosen[d][o], Term(held=(scaled,))))
+        for users in (self.uses[name] for name in sorted(self.uses)):
+            if len(users) > 1:
+                self._tied(users)
                 continue
-            cuts: dict[object, pulp.LpVariable] = {}
-            sums: dict[object, pulp.LpVariable] = {}
-            for d, reads in users.items():
-                by_cut: dict[object, list[int]] = defaultdict(list)
-                by_sum: dict[object, list[int]] = defaultdict(list)
-                for o, layout in reads.items():
-                    by_cut[layout.cuts].append(o)
-                    if layout.owed:
-                        by_sum[layout.cuts, layout.owed].append(o)
-                    if layout.cuts not in cuts:
-                        cuts[layout.cuts] = self._variable("y")
-                        whole = held_prices(layout, frozenset(), self.work, self.on, stored=False)[0]
-                        self.terms.append((cuts[layout.cuts], Term(bytes=whole.bytes)))
-                    if layout.owed and (layout.cuts, layout.owed) not in sums:
-                        found = self._variable("s")
-                        sums[layout.cuts, layout.owed] = found
-                        summed = held_prices(layout, layout.owed, self.work, self.on, stored=False)[0]
-                        self.terms.append((found, Term(ns=summed.ns)))
-                users_cuts = by_cut
-                for cut, y in cuts.items():
-                    terms = {y: -1.0} | {self.chosen[d][o]: 1.0 for o in users_cuts.get(cut, [])}
-                    self.rows.append((terms, pulp.LpConstraintEQ, 0.0))
-                for key, options in by_sum.items():
-                    terms = {sums[key]: 1.0} | {self.chosen[d][o]: -1.0 for o in options}
-                    self.rows.append((terms, pulp.LpConstraintGE, 0.0))
-            for d, reads in users.items():
-                known = {layout.cuts for layout in reads.values()}
-                for cut, y in cuts.items():
-                    if cut not in known:
-                        self.rows.append(({y: 1.0}, pulp.LpConstraintEQ, 0.0))
+            ((d, reads),) = users.items()
+            times = self.decisions.graph.count(self.decisions.found[d].name)
+            for o, layout in reads.items():
+                ways = held_prices(layout, layout.owed, self.work, self.on, self.storing)
+                scaled = tuple(HeldPrice(x.ns * times, x.bytes * times, x.stored) for x in ways)
+                self.terms.append((self.chosen[d][o], Term(held=(scaled,))))
+
+    def _tied(self, users: Mapping[int, Mapping[int, GroupLayout]]) -> None:
+        """Adds the price of one parameter that is cut alike for all that read it."""
+        layouts = [layout for reads in users.values() for layout in reads.values()]
+        cuts = {layout.cuts: layout for layout in layouts}
+        owed = {(layout.cuts, layout.owed): layout for layout in layouts if layout.owed}
+        held, sums = {key: self._variable("y") for key in cuts}, {key: self._variable("s") for key in owed}
+        for key, layout in cuts.items():
+            way = held_prices(layout, frozenset(), self.work, self.on, NOT_STORED)[0]
+            self.terms.append((held[key], Term(bytes=way.bytes)))
+        for pair, layout in owed.items():
+            way = held_prices(layout, layout.owed, self.work, self.on, NOT_STORED)[0]
+            self.terms.append((sums[pair], Term(ns=way.ns)))
+        for d, reads in users.items():
+            row = self.chosen[d]
+            for key, y in held.items():
+                own = {row[o]: 1.0 for o, layout in reads.items() if layout.cuts == key}
+                self.rows.append(({y: -1.0} | own, pulp.LpConstraintEQ, 0.0))
+            for pair, summed in sums.items():
+                own = {row[o]: -1.0 for o, x in reads.items() if (x.cuts, x.owed) == pair}
+                if own:
+                    self.rows.append(({summed: 1.0} | own, pulp.LpConstraintGE, 0.0))
 
     def between_blocks(self) -> None:
         lying = self.decisions.lying

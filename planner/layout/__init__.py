@@ -8,13 +8,14 @@ Start with `lying.py` (how a tensor lies), `families.py` (the factors of operati
 """
 
 from planner.layout.blocks import fitting
-from planner.layout.conversions import Collective, Passage, path
+from planner.layout.conversions import Collective, Passage, path, sent
 from planner.layout.factor import Along, Factor, laid
 from planner.layout.families import FAMILIES
 from planner.layout.local_graph import ADDENDS, ALIKE, Conversion, LocalGraph, LocalOperation, named_reads
 from planner.layout.lying import DimCut, GroupLayout, Mesh, everywhere, parted, positions, without_owed
 from planner.layout.moves import MOVES, moved, source_of
 from planner.layout.propagate import LINEAR, SHAPES_ONLY, WHOLE, Wishes, propagate
+from planner.layout.refusals import refuse_parts
 from planner.layout.wishes import Wish, granted, of_path, unmet
 
 __all__ = [
@@ -48,6 +49,8 @@ __all__ = [
     "path",
     "positions",
     "propagate",
+    "refuse_parts",
+    "sent",
     "source_of",
     "unmet",
     "without_owed",
