@@ -25,9 +25,15 @@ class FoldedGraph:
     """The operations of a model, of which those of repeated blocks are there once."""
 
     operations: tuple[Operation, ...]
-    times: Mapping[str, int] = field(default_factory=dict)  # operation -> blocks that it stands for, where several
-    entries: Mapping[str, str] = field(default_factory=dict)  # what a first block reads -> what later ones read
-    stands_for: Mapping[str, str] = field(default_factory=dict)  # of every operation of a block that was folded
+    times: Mapping[str, int] = field(
+        default_factory=dict
+    )  # operation -> blocks that it stands for, where several
+    entries: Mapping[str, str] = field(
+        default_factory=dict
+    )  # what a first block reads -> what later ones read
+    stands_for: Mapping[str, str] = field(
+        default_factory=dict
+    )  # of every operation of a block that was folded
 
     def count(self, name: str) -> int:
         """Returns how many operations of the model one of this graph stands for."""
@@ -221,9 +227,7 @@ def _collapsed(
 ) -> FoldedGraph:
     first, last = blocks[0], blocks[-1]
     kept = operations[first.first : first.end]
-    stands = {
-        operations[block.first + i].name: x.name for block in blocks for i, x in enumerate(kept)
-    }
+    stands = {operations[block.first + i].name: x.name for block in blocks for i, x in enumerate(kept)}
     ends = {operations[last.first + i].name: x.name for i, x in enumerate(kept)}
     gone = {x.name for block in blocks[1:] for x in operations[block.first : block.end]}
     left = []

@@ -196,7 +196,10 @@ class _Walk:
         adds = len(names) == LINEAR.get(operation.operation) and not any(
             found.lying[x].decision < 0 for x in names.values()
         )
-        each = [[ALIKE, *self._along(factors, axis), *([ADDENDS] if adds else [])] for axis in range(len(found.mesh))]
+        each = [
+            [ALIKE, *self._along(factors, axis), *([ADDENDS] if adds else [])]
+            for axis in range(len(found.mesh))
+        ]
         options: dict[object, LocalOperation] = {}
         for chosen in itertools.product(*each):
             for cuts in self._cuts(operation, factors, chosen, names):
@@ -269,4 +272,3 @@ def _call(operation: Operation, found: Decisions) -> Call:
     return call_of(
         operation, {name: whole(found.lying[name].layouts[0][0].shape) for name in operation.reads()}
     )
-

@@ -29,14 +29,18 @@ class Passages:
             )
         return self._ns[key]
 
-    def _collectives(self, source: GroupLayout, target: GroupLayout, trained: bool) -> list[tuple[str, int, float]]:
+    def _collectives(
+        self, source: GroupLayout, target: GroupLayout, trained: bool
+    ) -> list[tuple[str, int, float]]:
         """Returns each collective of a conversion with its axis and its share of the whole tensor."""
         form = _form(source, target, self.on.mesh)
         key = (*form, trained)
         if key not in self._steps:
             found = []
             for step in path(*form, self.on.mesh, trained=trained):
-                others = [a for cut in step.source.cuts if cut is not None for a in cut.axes if a != step.axis]
+                others = [
+                    a for cut in step.source.cuts if cut is not None for a in cut.axes if a != step.axis
+                ]
                 share = 1 / prod(self.on.mesh[a] for a in others)
                 ways = (step.forward, step.backward) if trained else (step.forward,)
                 found += [(way, step.axis, share) for way in ways]

@@ -147,7 +147,9 @@ def price(
 
 def conversions_of(graph: LocalGraph) -> Iterator[Conversion]:
     """Yields the conversions of tensors that the model makes; parameters are held as they are read."""
-    return (x for x in graph.conversions() if not (x.tensor.startswith(STATE_NAME) and x.tensor in graph.trained))
+    return (
+        x for x in graph.conversions() if not (x.tensor.startswith(STATE_NAME) and x.tensor in graph.trained)
+    )
 
 
 def kept_bytes(graph: LocalGraph, work: GroupWork) -> Mapping[str, float]:

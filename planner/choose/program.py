@@ -97,9 +97,7 @@ class LayoutProgram:
             warnings.simplefilter("ignore", DeprecationWarning)  # PuLP 3 announces what PuLP 4 will rename
             self._set_objective(price)
             _run(self.model, solver or ("highs" if pulp.HiGHS(msg=False).available() else "cbc"))
-        return [
-            max(range(len(row)), key=lambda i: row[i].varValue or 0.0) for row in self.chosen
-        ]
+        return [max(range(len(row)), key=lambda i: row[i].varValue or 0.0) for row in self.chosen]
 
     def _set_objective(self, price: float) -> None:
         values: dict[pulp.LpVariable, float] = defaultdict(float)
@@ -147,7 +145,9 @@ class _Builder:
         self.edges: dict[tuple[str, int, bool, int], _Edge] = {}
         self.alike_between = _moved_entries(decisions)
         # tensor, layout -> decision -> options that keep it so
-        self.keepers: dict[tuple[str, GroupLayout, int], dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
+        self.keepers: dict[tuple[str, GroupLayout, int], dict[int, set[int]]] = defaultdict(
+            lambda: defaultdict(set)
+        )
         self.uses: dict[str, dict[int, dict[int, GroupLayout]]] = defaultdict(lambda: defaultdict(dict))
 
     def build(self) -> LayoutProgram:
@@ -167,7 +167,7 @@ class _Builder:
 
     def one_option(self) -> None:
         for row in self.chosen:
-            self.rows.append(({x: 1.0 for x in row}, pulp.LpConstraintEQ, 1.0))
+            self.rows.append((dict.fromkeys(row, 1.0), pulp.LpConstraintEQ, 1.0))
 
     def _own(self, d: int, o: int, decision: Decision, locals_: Mapping[str, LocalOperation]) -> Term:
         """Returns what an option takes by itself, and notes what it reads, keeps and needs of parameters."""
@@ -177,7 +177,9 @@ class _Builder:
             name, times = local.operation.name, graph.count(local.operation.name)
             ns += times * self.work.ns.get(name, 0.0) * share_of(local, self.on.mesh)
             made, rests = local.outputs, lying[name].layouts[o]
-            ns += sum(times * self.passages.ns(a, b, name in trained) for a, b in zip(made, rests, strict=True))
+            ns += sum(
+                times * self.passages.ns(a, b, name in trained) for a, b in zip(made, rests, strict=True)
+            )
             for _, read, layout in demands(local):
                 if read.startswith(STATE_NAME) and read in trained:
                     self.uses[read][d][o] = layout
@@ -222,9 +224,12 @@ class _Builder:
         for edge in self.edges.values():
             by_tensor[edge.tensor, edge.times, edge.loop].append(edge)
         for (tensor, times, _), edges in by_tensor.items():
-            makes = _by_layout((x, made[0]) for x, made in zip(
-                self.chosen[edges[0].source], self.decisions.lying[tensor].layouts, strict=True
-            ))
+            makes = _by_layout(
+                (x, made[0])
+                for x, made in zip(
+                    self.chosen[edges[0].source], self.decisions.lying[tensor].layouts, strict=True
+                )
+            )
             shared: dict[tuple[GroupLayout, GroupLayout], list[pulp.LpVariable]] = defaultdict(list)
             for edge in edges:
                 for pair, flow in self._flow(edge, makes).items():
@@ -255,10 +260,10 @@ class _Builder:
         for source, made in makes.items():
             terms = {flow: 1.0 for (a, _), flow in flows.items() if a == source}
             sense = pulp.LpConstraintLE if some else pulp.LpConstraintEQ
-            self.rows.append((terms | {x: -1.0 for x in made}, sense, 0.0))
+            self.rows.append((terms | dict.fromkeys(made, -1.0), sense, 0.0))
         for target, read in reads.items():
             terms = {flow: 1.0 for (_, b), flow in flows.items() if b == target}
-            self.rows.append((terms | {x: -1.0 for x in read}, pulp.LpConstraintEQ, 0.0))
+            self.rows.append((terms | dict.fromkeys(read, -1.0), pulp.LpConstraintEQ, 0.0))
         return flows
 
     def kept_once(self) -> None:
@@ -315,9 +320,7 @@ class _Builder:
         for first in sorted(self.alike_between):
             a, b = lying[first], lying[self.decisions.graph.entries[first]]
             sides = [
-                _by_layout(
-                    (x, made[0]) for x, made in zip(self.chosen[y.decision], y.layouts, strict=True)
-                )
+                _by_layout((x, made[0]) for x, made in zip(self.chosen[y.decision], y.layouts, strict=True))
                 for y in (a, b)
             ]
             for layout in dict.fromkeys((*sides[0], *sides[1])):

@@ -24,12 +24,42 @@ ATTENTION: Final = "aten.scaled_dot_product_attention"
 # What the backward pass reads: an operation's inputs, its results, or both; all others keep nothing.
 _INPUTS: Final = frozenset(
     f"aten.{name}"
-    for name in "linear addmm matmul bmm conv1d conv2d conv3d layer_norm rms_norm gelu silu mul div pow cross_entropy_loss "
-    "nll_loss nll_loss_nd mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy_with_logits log sin cos "
-    "softplus leaky_relu elu hardswish mish".split()
+    for name in [
+        "linear",
+        "addmm",
+        "matmul",
+        "bmm",
+        "conv1d",
+        "conv2d",
+        "conv3d",
+        "layer_norm",
+        "rms_norm",
+        "gelu",
+        "silu",
+        "mul",
+        "div",
+        "pow",
+        "cross_entropy_loss",
+        "nll_loss",
+        "nll_loss_nd",
+        "mse_loss",
+        "l1_loss",
+        "smooth_l1_loss",
+        "huber_loss",
+        "binary_cross_entropy_with_logits",
+        "log",
+        "sin",
+        "cos",
+        "softplus",
+        "leaky_relu",
+        "elu",
+        "hardswish",
+        "mish",
+    ]
 )
 _RESULTS: Final = frozenset(
-    f"aten.{name}" for name in "softmax log_softmax relu tanh sigmoid exp rsqrt sqrt dropout".split()
+    f"aten.{name}"
+    for name in ["softmax", "log_softmax", "relu", "tanh", "sigmoid", "exp", "rsqrt", "sqrt", "dropout"]
 )
 
 
@@ -97,7 +127,9 @@ def _in_batch(operations: tuple[Operation, ...], micro: int) -> tuple[Operation,
         return operations
     if micro % few:
         raise BadInput(
-            f"a micro-batch of {micro}", where="--micro", allowed=f"a multiple of {few}, as the model was captured"
+            f"a micro-batch of {micro}",
+            where="--micro",
+            allowed=f"a multiple of {few}, as the model was captured",
         )
     return tuple(x if not _grows(x) else wider(x, micro // few) for x in operations)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Final
+from typing import Final, NamedTuple
 
 from planner.errors import BadInput
 from planner.layout.families import FAMILIES
@@ -27,8 +27,7 @@ ATTENTION: Final = "aten.scaled_dot_product_attention"
 KNOWN: Final = (*PAIRS, ULYSSES, "out", "in", "vocabulary", "classes", WHOLE, *PLACES)
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
+class Wish(NamedTuple):
     """One line of a plan's section `cut`: the modules it names, and the factor that they take along an axis."""
 
     pattern: str
