@@ -42,6 +42,7 @@ ORDER = (
     "planner.capture",
     "planner.measure",
     "planner.cost",
+    "planner.choose",
     "planner.milp",
     "planner.scavenge",
     "planner.verify",
@@ -98,6 +99,7 @@ VIEWS = ("_repr_html_", "plot")
 MOST_LINES = 300
 MOST_FILES = 300  # in the rooms of the house as it was built
 LATER_ROOMS = (
+    "planner.choose",
     "planner.kept",
     "planner.layout",
     "planner.recipes",

@@ -13,7 +13,8 @@ from planner.choose.folded import folded
 from planner.choose.machine import MeshOnCluster, meshes, on_cluster
 from planner.choose.options import decisions_of
 from planner.choose.prices import NOT_STORED, LayoutPrice, Storing, price
-from planner.choose.program import LayoutProgram, Solver, program
+from planner.choose.program import program
+from planner.choose.solve import LayoutProgram, Solver
 from planner.choose.work import GroupWork
 from planner.choose.written import graph_by, graph_of, lines_of
 from planner.cluster import Cluster

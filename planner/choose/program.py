@@ -18,25 +18,19 @@ may have and the layouts m that they may be read in.
                 k >= sum of x that keep e as m                  kept_once
                 y[p, c] = sum of x that read p cut as c         tied
                 x that make u as l = x that make t as l         between_blocks
-
-Options that are worth the same to a millionth are told apart by a small charge that depends on their names alone.
 """
 
 from __future__ import annotations
 
 import itertools
-import warnings
-import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 import pulp
 
-from planner.choose.machine import MeshOnCluster
+from planner.choose.machine import MeshOnCluster, Passages
 from planner.choose.options import Decision, Decisions
-from planner.choose.passages import Passages
 from planner.choose.prices import (
     NOT_STORED,
     STATE_NAME,
@@ -47,26 +41,9 @@ from planner.choose.prices import (
     held_prices,
     kept_tensors,
 )
+from planner.choose.solve import LayoutProgram, Term
 from planner.choose.work import GroupWork, share_of
 from planner.layout import GroupLayout, LocalOperation
-
-Solver = Literal["highs", "cbc"]
-_TIE = 1e-7  # of the time: what options may differ by and count as equal
-_UNITS = 1e6  # of the objective, for numbers that solvers like
-
-
-@dataclass(kw_only=True)
-class Term:
-    """A coefficient: nanoseconds of a step, and bytes of a rank."""
-
-    ns: float = 0.0
-    bytes: float = 0.0
-    held: tuple[tuple[HeldPrice, ...], ...] = ()  # parameters, of each of which the cheapest way counts
-
-    def at(self, price: float) -> float:
-        """Returns the coefficient at a price of memory, in nanoseconds a byte."""
-        ways = sum(min(way.ns + price * way.bytes for way in each) for each in self.held)
-        return self.ns + price * self.bytes + ways
 
 
 @dataclass
@@ -79,45 +56,6 @@ class _Edge:
     times: int
     loop: bool  # from one block to the next
     reads: dict[int, GroupLayout] = field(default_factory=dict)  # by option of the reader
-
-
-@dataclass(kw_only=True)
-class LayoutProgram:
-    """The program of a model on one mesh, which is solved for several prices of memory."""
-
-    decisions: Decisions
-    model: pulp.LpProblem
-    chosen: list[list[pulp.LpVariable]]  # [decision][option]
-    terms: list[tuple[pulp.LpVariable, Term]]
-    scale: float  # nanoseconds that are one unit of the objective
-
-    def solve(self, price: float, solver: Solver | None = None) -> list[int]:
-        """Returns the option of each decision that is best at a price of memory, in nanoseconds a byte."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # PuLP 3 announces what PuLP 4 will rename
-            self._set_objective(price)
-            _run(self.model, solver or ("highs" if pulp.HiGHS(msg=False).available() else "cbc"))
-        return [max(range(len(row)), key=lambda i: row[i].varValue or 0.0) for row in self.chosen]
-
-    def _set_objective(self, price: float) -> None:
-        values: dict[pulp.LpVariable, float] = defaultdict(float)
-        for variable, term in self.terms:
-            values[variable] += term.at(price)
-        scale = max(sum(max((values[x] for x in row), default=0.0) for row in self.chosen), 1e-9) / _UNITS
-        objective = {x: value / scale for x, value in values.items() if value}
-        for d, row in enumerate(self.chosen):
-            for o, x in enumerate(row):
-                charge = 1 + o + zlib.crc32(f"{d}:{o}".encode()) / 2**32
-                objective[x] = objective.get(x, 0.0) + _TIE * _UNITS * charge / len(row) / len(self.chosen)
-        self.model.setObjective(pulp.LpAffineExpression(objective))
-
-
-def _run(model: pulp.LpProblem, solver: Solver) -> None:
-    if solver == "highs":
-        model.solve(pulp.HiGHS(msg=False, threads=1, gapRel=0.0, mip_abs_gap=0.0))
-    else:
-        model.solve(pulp.PULP_CBC_CMD(msg=False, threads=1, gapRel=0.0, gapAbs=0.0))
-    assert model.sol_status == pulp.LpSolutionOptimal, "doing everything alike is always possible"
 
 
 def program(
@@ -161,9 +99,7 @@ class _Builder:
         self.between_blocks()
         for terms, sense, right in self.rows:
             self.model += pulp.LpConstraint(pulp.LpAffineExpression(terms), sense, rhs=right)
-        return LayoutProgram(
-            decisions=self.decisions, model=self.model, chosen=self.chosen, terms=self.terms, scale=1.0
-        )
+        return LayoutProgram(decisions=self.decisions, model=self.model, chosen=self.chosen, terms=self.terms)
 
     def one_option(self) -> None:
         for row in self.chosen:

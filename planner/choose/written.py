@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from planner import files
 from planner.choose.folded import FoldedGraph
 from planner.choose.options import Decisions
 from planner.choose.work import ATTENTION, GroupWork
@@ -207,3 +208,13 @@ def rows_of(lines: Sequence[Wish]) -> list[Mapping[str, str]]:
     for line in lines:
         rows.setdefault(line.pattern, {"layers": line.pattern})["xyz"[line.axis]] = line.factor
     return list(rows.values())
+
+
+def cut_text(mesh: Mesh, lines: Sequence[Wish], about: str = "") -> str:
+    """Returns the text of a file with a section `cut`, as `plan --fix cut=FILE` takes it.
+
+    Args: `about` is a comment for its first line.
+    """
+    sizes = "x".join(map(str, mesh))
+    header = f"# {about or 'A layout'}; for --fix group={sizes}\n"
+    return files.render({"version": 1, "cut": [dict(row) for row in rows_of(lines)]}, header=header)

@@ -13,6 +13,7 @@ from planner import files, terminal
 from planner.cli import plan
 from planner.cli.app import Force, Json, Measure, Out, Set, Tools, add_command
 from planner.cli.inspect import _show_command, register_report, simulate, verify
+from planner.cli.layouts import register_layouts
 from planner.cli.scavenge import register_scavenge
 from planner.errors import BadInput
 
@@ -34,6 +35,7 @@ def register(app: typer.Typer, tools: Tools) -> None:
     app.command("verify", epilog="Example: shardwright verify plan.yaml --profile gpt2.yaml")(verify)
     app.command("show", epilog="Example: shardwright show plan.yaml")(_show_command(tools))
     app.command("simulate", epilog="Example: shardwright simulate plan.yaml --svg timeline.svg")(simulate)
+    register_layouts(app, _measure_with(tools))
     register_report(app, tools.record)
     register_scavenge(app)
 
