@@ -78,14 +78,20 @@ STATE_NAME: Final = "state:"
 
 
 def decisions_of(
-    graph: FoldedGraph, mesh: Mesh, trained: frozenset[str], resolved: frozenset[str]
+    graph: FoldedGraph,
+    mesh: Mesh,
+    trained: frozenset[str],
+    resolved: frozenset[str],
+    *,
+    joined: bool = True,
 ) -> Decisions:
     """Returns the decisions about a model.
 
-    Args: `trained` has the names of all tensors with a gradient, and `resolved` those that must not stay addends.
+    Args: `trained` has the names of all tensors with a gradient, and `resolved` those that must not stay addends;
+        `joined` lets operations that can take all that they read as it lies follow it, which leaves fewer decisions.
     """
     found = Decisions(mesh=mesh, graph=graph, trained=trained)
-    walk = _Walk(found, resolved)
+    walk = _Walk(found, resolved, joined)
     for operation in graph.operations:
         walk.take(operation)
     return found
@@ -95,6 +101,7 @@ def decisions_of(
 class _Walk:
     found: Decisions
     resolved: frozenset[str]
+    joined: bool
 
     def take(self, operation: Operation) -> None:
         lying, name = self.found.lying, operation.name
@@ -110,7 +117,8 @@ class _Walk:
             lying[name] = Lying(-1, (tuple(map(everywhere, operation.outputs)),))
             return
         options, strict = self._options(operation)
-        if len(owners) == 1 and not strict and self._joins(operation, options, *owners):
+        joins = self.joined and len(owners) == 1 and not strict
+        if joins and self._joins(operation, options, *owners):
             return
         self._decide(operation, options, strict)
 
@@ -163,7 +171,7 @@ class _Walk:
             return False
         for i in range(len(decision.options)):
             local = next((x for x in options if self._free(x, names, i)), None)
-            if local is None:
+            if local is None or ADDENDS in local.factors:
                 return False
             chosen.append(local)
         for option, local in zip(decision.options, chosen, strict=True):

@@ -69,7 +69,8 @@ def list_layouts(given: LayoutOptions, measure: Measure) -> None:
 
     mesh, machines = _mesh(given), clusters.load(given.cluster)
     choose.on_cluster(mesh or (given.group,), machines)  # before anything takes long
-    paths = _paths(given)
+    if given.output is not None:
+        files.refuse_folder(given.output, given.force)
     profile = _profile(given, machines, measure)
     work = choose.work_of(profile, _setting(given, profile), given.micros)
     out = terminal.Output(as_json=given.as_json)
@@ -81,7 +82,7 @@ def list_layouts(given: LayoutOptions, measure: Measure) -> None:
         axes=given.axes,
         note=lambda x: out.note(f"mesh {'x'.join(map(str, x))}"),
     )
-    written = [] if paths is None else _write(paths, found, given.force)
+    written = _written(given, found)
     data = [_row(layout, reason) for layout, reason in zip(found, choose.reasons(found), strict=True)]
     out.result(
         {"group": given.group, "layouts": data, "files": [str(path) for path in written]},
@@ -141,26 +142,19 @@ def _setting(given: LayoutOptions, profile: Profile) -> CostKey:
     return CostKey("", micro, (), given.precision, "eager")
 
 
-def _paths(given: LayoutOptions) -> Path | None:
-    """Returns the folder to write to, in which nothing is overwritten by mistake."""
-    if given.output is not None and given.output.exists() and not given.output.is_dir():
-        raise BadInput("is a file", where=str(given.output), allowed="a folder, of one file for each layout")
-    return given.output
-
-
-def _write(folder: Path, found: list[ChosenLayout], force: bool) -> list[Path]:
+def _written(given: LayoutOptions, found: list[ChosenLayout]) -> list[Path]:
+    """Writes a file for each layout that cuts something, and returns where they lie."""
     from planner import choose
 
-    paths = [folder / f"cut-{i + 1}.yaml" for i in range(len(found))]
-    for path in paths:
-        files.refuse_overwrite(path, force)
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for path, layout in zip(paths, found, strict=True):
-        if layout.lines:
-            files.write_whole(path, choose.cut_text(layout.mesh, layout.lines))
-            written.append(path)
-    return written
+    if given.output is None:
+        return []
+    texts = {
+        f"cut-{i + 1}.yaml": choose.cut_text(layout.mesh, layout.lines)
+        for i, layout in enumerate(found)
+        if layout.lines
+    }
+    files.write_folder(given.output, texts)
+    return [given.output / name for name in texts]
 
 
 def _row(layout: ChosenLayout, reason: str) -> dict[str, object]:
