@@ -22,6 +22,7 @@ from planner.layout import (
     MOVES,
     SHAPES_ONLY,
     Along,
+    Behind,
     DimCut,
     Factor,
     GroupLayout,
@@ -91,7 +92,7 @@ def decisions_of(
         `joined` lets operations that can take all that they read as it lies follow it, which leaves fewer decisions.
     """
     found = Decisions(mesh=mesh, graph=graph, trained=trained)
-    walk = _Walk(found, resolved, joined)
+    walk = _Walk(found, resolved, joined, Behind(graph.operations))
     for operation in graph.operations:
         walk.take(operation)
     return found
@@ -102,6 +103,7 @@ class _Walk:
     found: Decisions
     resolved: frozenset[str]
     joined: bool
+    behind: Behind
 
     def take(self, operation: Operation) -> None:
         lying, name = self.found.lying, operation.name
@@ -246,7 +248,7 @@ class _Walk:
         if factor.name == "out":
             side = factor.outputs[0]
             assert isinstance(side, Along)
-            own, _ = fitting(self.found.graph.operations, operation, side.dim, axes, parts)
+            own, _ = fitting(self.behind, operation, side.dim, axes, parts)
         ways = dict.fromkeys([] if own is None else [own])
         for argument, name in names.items():
             side = factor.side(argument)

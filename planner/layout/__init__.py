@@ -7,7 +7,7 @@ Start with `lying.py` (how a tensor lies), `families.py` (the factors of operati
 `propagate.py`.
 """
 
-from planner.layout.blocks import fitting
+from planner.layout.blocks import Behind, fitting
 from planner.layout.conversions import Collective, Passage, path, sent
 from planner.layout.factor import Along, Factor, laid
 from planner.layout.families import FAMILIES
@@ -27,6 +27,7 @@ __all__ = [
     "SHAPES_ONLY",
     "WHOLE",
     "Along",
+    "Behind",
     "Collective",
     "Conversion",
     "DimCut",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from math import prod
 from typing import Final
 
-from planner.layout.blocks import fitting
+from planner.layout.blocks import Behind, fitting
 from planner.layout.conversions import cost
 from planner.layout.factor import Along, Factor, laid, numbered
 from planner.layout.families import FAMILIES
@@ -77,6 +77,7 @@ class _Propagation:
         self.made: dict[str, tuple[GroupLayout, ...]] = {}
         self.states = {x.name for x in operations if x.operation == STATE}
         self.taken: set[object] = set()
+        self.behind = Behind(operations)
 
     def run(self) -> LocalGraph:
         placed = []
@@ -231,7 +232,7 @@ class _Propagation:
         if factor.name == "out":
             side = factor.outputs[0]
             assert isinstance(side, Along)
-            found, why = fitting(self.operations, operation, side.dim, axes, parts)
+            found, why = fitting(self.behind, operation, side.dim, axes, parts)
             if found is None:
                 raise refused(operation, why)
             return found
