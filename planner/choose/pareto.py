@@ -74,7 +74,7 @@ def _on_mesh(work: GroupWork, on: MeshOnCluster, solver: Solver | None) -> Itera
             return priced.ns + worth * priced.bytes
 
         lines = lines_of(work, decisions, choice, cost)
-        graph = graph_by(work, on.mesh, lines) if lines else graph_of(work, decisions, choice)
+        graph = graph_by(work, on.mesh, lines)
         yield ChosenLayout(on=on, lines=lines, price=price(graph, work, on), graph=graph)
 
 

@@ -41,7 +41,7 @@ from planner.choose.prices import (
     held_prices,
     kept_tensors,
 )
-from planner.choose.solve import LayoutProgram, Term
+from planner.choose.solve import LayoutProgram, Term, as_named_today
 from planner.choose.work import GroupWork, share_of
 from planner.layout import GroupLayout, LocalOperation
 
@@ -65,7 +65,8 @@ def program(
 
     Args: `storing` says whether parameters may be held in parts that are gathered for use.
     """
-    return _Builder(decisions, work, on, storing).build()
+    with as_named_today():
+        return _Builder(decisions, work, on, storing).build()
 
 
 class _Builder:

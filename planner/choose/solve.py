@@ -9,6 +9,8 @@ from __future__ import annotations
 import warnings
 import zlib
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,6 +22,14 @@ from planner.choose.prices import HeldPrice
 Solver = Literal["highs", "cbc"]
 _TIE = 1e-7  # of the time: what options may differ by and count as equal
 _UNITS = 1e6  # of the objective, for numbers that solvers like
+
+
+@contextmanager
+def as_named_today() -> Iterator[None]:
+    """Keeps PuLP 3 from announcing what PuLP 4 will rename."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
 
 
 @dataclass(kw_only=True)
@@ -47,8 +57,7 @@ class LayoutProgram:
 
     def solve(self, price: float, solver: Solver | None = None) -> list[int]:
         """Returns the option of each decision that is best at a price of memory, in nanoseconds a byte."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # PuLP 3 announces what PuLP 4 will rename
+        with as_named_today():
             self._set_objective(price)
             _run(self.model, solver or ("highs" if pulp.HiGHS(msg=False).available() else "cbc"))
         return [max(range(len(row)), key=lambda i: row[i].varValue or 0.0) for row in self.chosen]

@@ -169,7 +169,7 @@ def _simpler(
 
     for line in sorted(kept, key=lambda x: (x.factor != WHOLE, x.factor in ("out", "in"), x)):
         tried = [x for x in kept if x != line]
-        if tried and same(tried):
+        if same(tried):
             kept = tried
     for pair in _pairs(kept, attentions):
         inside = [x for x in kept if x.axis == pair.axis and x.pattern.startswith(pair.pattern + ".")]

@@ -24,7 +24,10 @@ def random_work(random: Random, count: int) -> GroupWork:
     for i in range(1, count):
         made = [x for x in found if x.name.startswith("o")]
         source = random.choice(made[-3:])
-        width, kind = source.outputs[0][1], random.choice(("linear", "linear", "gelu", "add", "mul", "layer_norm"))
+        width, kind = (
+            source.outputs[0][1],
+            random.choice(("linear", "linear", "gelu", "add", "mul", "layer_norm")),
+        )
         name = f"o{i}"
         if kind == "linear":
             out = random.choice(SIZES)
@@ -84,9 +87,7 @@ def _names(work: GroupWork, operation: Operation) -> list[str]:
     return ["alike", *unasked, *(x.name for x in factors)]
 
 
-def _price(
-    work: GroupWork, by_name: Mapping[str, Sequence[str]], on: MeshOnCluster, worth: float
-) -> float:
+def _price(work: GroupWork, by_name: Mapping[str, Sequence[str]], on: MeshOnCluster, worth: float) -> float:
     def wished(operation: Operation, axis: int) -> Sequence[tuple[str, object]]:
         name = by_name[operation.name][axis]
         return ((name, ""),) if name else ()
