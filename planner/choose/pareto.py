@@ -1,6 +1,6 @@
 """The layouts of a model on a group that no other one equals in time and memory, over meshes and prices of memory.
 
-For each mesh the program is solved without a price of memory and with one that leaves nothing else to count. Between
+For each mesh the program is solved without a price of memory and with one by which little else counts. Between
 two layouts found, the price at which both are worth the same is tried next, until nothing new is found.
 """
 
@@ -22,7 +22,7 @@ from planner.layout import LocalGraph, Mesh, Wish
 
 MOST_KEPT = 8  # layouts of a list
 _SOLVES = 9  # of one mesh
-_ALL = 1e6  # nanoseconds a byte: more than any layout takes for it
+_DEAR = 300.0  # times what a byte of the fastest layout takes: memory is then all but everything that counts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,8 @@ def explored(
         known.setdefault(tuple(choice), (worth, priced))
         return priced
 
-    fast, small = at(0.0), at(_ALL)
+    fast = at(0.0)
+    small = at(_DEAR * fast.ns / max(fast.bytes, 1.0))
     open_pairs = [(fast, small)]
     while open_pairs and len(known) < _SOLVES:
         left, right = open_pairs.pop(0)

@@ -105,7 +105,7 @@ def work_of(profile: Profile, key: CostKey, micros: int = 1) -> GroupWork:
             where=profile.workload,
             allowed=f"{', '.join(map(str, known))}, or measure it: shardwright profile --micro {key.micro}",
         )
-    operations = _in_batch(tuple(map(from_text, graph.operations)), key.micro)
+    operations = in_batch(tuple(map(from_text, graph.operations)), key.micro)
     size = 2 if key.precision in ("bf16", "fp16") else 4
     return GroupWork(
         operations=operations,
@@ -119,7 +119,7 @@ def work_of(profile: Profile, key: CostKey, micros: int = 1) -> GroupWork:
     )
 
 
-def _in_batch(operations: tuple[Operation, ...], micro: int) -> tuple[Operation, ...]:
+def in_batch(operations: tuple[Operation, ...], micro: int) -> tuple[Operation, ...]:
     """Returns operations as they are in a micro-batch of so many samples."""
     given = [x for x in operations if x.operation in (INPUT, TARGET) and x.samples and x.samples[0] >= 0]
     few = min((x.outputs[0][x.samples[0]] for x in given), default=micro)

@@ -11,6 +11,7 @@ from torch import nn
 from models import gpt2 as gpt2_model
 from planner.capture import Captured, capture, operations_of
 from planner.choose import GroupWork, amount
+from planner.choose.work import in_batch
 from tests.planner.library_models import Case, next_word, words
 
 FLOP_PER_S = 1e14
@@ -18,7 +19,7 @@ FLOP_PER_S = 1e14
 
 def work_of_case(case: Case, micro: int = 4) -> GroupWork:
     captured = _captured(case, micro)
-    operations = operations_of(captured.layout)
+    operations = in_batch(operations_of(captured.layout), micro)
     shapes = {x.name: x.outputs[0] for x in operations if x.outputs}
     ns = {x.name: amount(x, shapes, 4) / FLOP_PER_S * 3e9 for x in operations if x.layer}
     handed = {x.name for x in captured.graph.values if x.role == "hidden" and not x.consumers}
@@ -40,7 +41,7 @@ def _captured(case: Case, micro: int) -> Captured:
 
 
 @cache
-def gpt2(blocks: int = 2, width: int = 256, tokens: int = 128, vocab: int = 1024) -> GroupWork:
+def gpt2(blocks: int = 2, width: int = 256, tokens: int = 32, vocab: int = 512) -> GroupWork:
     shape = gpt2_model.Shape(layers=blocks, width=width, heads=8, positions=tokens, vocab=vocab)
 
     def batch(n: int) -> tuple[object, object]:
@@ -50,7 +51,7 @@ def gpt2(blocks: int = 2, width: int = 256, tokens: int = 128, vocab: int = 1024
 
 
 @cache
-def llama(blocks: int = 2, vocab: int = 1024) -> GroupWork:
+def llama(blocks: int = 2, vocab: int = 512) -> GroupWork:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -60,12 +61,12 @@ def llama(blocks: int = 2, vocab: int = 1024) -> GroupWork:
         num_attention_heads=8,
         intermediate_size=512,
         num_key_value_heads=8,
-        max_position_embeddings=128,
+        max_position_embeddings=32,
         use_cache=False,
     )
 
     def batch(n: int) -> tuple[object, object]:
-        return {"input_ids": torch.randint(9, (n, 128))}, torch.randint(9, (n, 128))
+        return {"input_ids": torch.randint(9, (n, 32))}, torch.randint(9, (n, 32))
 
     return work_of_case((LlamaForCausalLM(config), batch, next_word))
 

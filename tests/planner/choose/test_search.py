@@ -13,19 +13,18 @@ from planner.choose import (
     MeshOnCluster,
     Solver,
     decisions_of,
-    explored,
     folded,
     graph_of,
     layouts,
     price,
     program,
-    rows_of,
 )
+from planner.choose.written import taken
 from planner.cluster import Cluster
 from planner.errors import BadInput
 from planner.layout import Mesh
 from tests.draws import SEED
-from tests.planner.choose.models import gpt2, llama, mlp, without_matmul
+from tests.planner.choose.models import gpt2, llama, mlp, on_device, without_matmul
 from tests.planner.choose.random_graphs import count_of, least_price, random_work
 
 WORTHS = (0.0, 0.5, 5.0, 50.0)  # nanoseconds a byte
@@ -51,7 +50,23 @@ NODES = Cluster.model_validate(
         },
     }
 )
-MOST_TRIED = 800
+FLAT = Cluster.model_validate(
+    {
+        "version": 1,
+        "name": "flat",
+        "nodes": [{"count": 1, "device": "A100-80GB", "devices_per_node": 8}],
+        "links": {"node": {"latency_s": 5e-6, "bandwidth_bytes_per_s": 2e11}},
+    }
+)
+FLAT16 = Cluster.model_validate(
+    {
+        "version": 1,
+        "name": "a fast node of 16",
+        "nodes": [{"count": 1, "device": "A100-80GB", "devices_per_node": 16}],
+        "links": {"node": {"latency_s": 1e-8, "bandwidth_bytes_per_s": 5e12}},
+    }
+)
+MOST_TRIED = 400
 
 
 @cache
@@ -66,9 +81,9 @@ def _cases(count: int) -> list[tuple[int, Mesh]]:
     return found
 
 
-@pytest.mark.parametrize("case", range(12))
+@pytest.mark.parametrize("case", range(8))
 def test_no_layout_of_a_random_graph_costs_less(case: int) -> None:
-    seed, mesh = _cases(12)[case]
+    seed, mesh = _cases(8)[case]
     work, on = random_work(Random(seed), Random(seed).randint(2, 8)), MeshOnCluster(mesh=mesh, cluster=SMALL)
     decisions = decisions_of(
         folded(work.operations), mesh, work.with_gradients(), work.resolved, joined=False
@@ -86,57 +101,64 @@ def _found(work: GroupWork, mesh: Mesh, worth: float, *, whole: bool = False, jo
     return found.ns + worth * found.bytes
 
 
-@pytest.mark.parametrize("mesh", [(4,), (2, 2)])
-@pytest.mark.parametrize("worth", [0.0, 0.02, 1.0])
+@pytest.mark.parametrize(("mesh", "worth"), [((4,), 0.0), ((4,), 0.02), ((4,), 1.0), ((2, 2), 0.02)])
 def test_folding_changes_nothing(mesh: Mesh, worth: float) -> None:
     work = gpt2(blocks=4)
     assert _found(work, mesh, worth) == pytest.approx(_found(work, mesh, worth, whole=True), rel=2e-6)
 
 
-@pytest.mark.parametrize("worth", [0.0, 0.02, 1.0])
+@pytest.mark.parametrize("worth", [0.0, 0.02])
 def test_operations_that_follow_others_change_nothing(worth: float) -> None:
     for work in (gpt2(), llama()):
         assert _found(work, (4,), worth) == pytest.approx(_found(work, (4,), worth, joined=False), rel=2e-6)
 
 
-@pytest.mark.parametrize("mesh", [(4,), (2, 2)])
-def test_both_solvers_give_the_same_lines(mesh: Mesh) -> None:
+def test_both_solvers_give_the_same_lines() -> None:
+    solvers: tuple[Solver, ...] = ("highs", "cbc")
     both = [
-        [(x.mesh, x.lines, x.price) for x in layouts(gpt2(), NODES, 4, mesh=mesh, solver=solver)]
-        for solver in ("highs", "cbc")
+        [(x.lines, x.price) for x in layouts(gpt2(), NODES, 4, mesh=(4,), solver=solver)]
+        for solver in solvers
     ]
     assert both[0] == both[1]
 
 
-def _choices(mesh: Mesh, solver: Solver) -> list[tuple[float, list[int]]]:
-    work = gpt2()
-    decisions = decisions_of(folded(work.operations), mesh, work.with_gradients(), work.resolved)
-    on = MeshOnCluster(mesh=mesh, cluster=NODES)
-    return explored(program(decisions, work, on), work, on, solver)
+@pytest.mark.parametrize("worth", [0.0, 0.1])
+def test_equal_options_are_told_apart_the_same_way_every_time(worth: float) -> None:
+    """Both axes of the mesh are alike, so that every layout has a twin that costs the same."""
+    work, on = gpt2(), MeshOnCluster(mesh=(2, 2), cluster=FLAT)
+    decisions = decisions_of(folded(work.operations), (2, 2), work.with_gradients(), work.resolved)
+    asked = program(decisions, work, on)
+    assert asked.solve(worth, "highs") == asked.solve(worth, "cbc")
 
 
-def test_equal_options_are_told_apart_the_same_way_every_time() -> None:
-    assert _choices((2, 2), "highs") == _choices((2, 2), "highs") == _choices((2, 2), "cbc")
+@pytest.mark.parametrize("worth", [0.0, 0.02])
+def test_meshes_of_swapped_sizes_mirror_each_other_on_a_flat_machine(worth: float) -> None:
+    found = []
+    for mesh in ((4, 2), (2, 4)):
+        on = MeshOnCluster(mesh=mesh, cluster=FLAT)
+        work = gpt2()
+        decisions = decisions_of(folded(work.operations), mesh, work.with_gradients(), work.resolved)
+        choice = program(decisions, work, on).solve(worth)
+        took = sorted(str(sorted(x.factors)) for x in taken(decisions, choice).values())
+        found.append((price(graph_of(work, decisions, choice), work, on), took))
+    (one, first), (other, second) = found
+    assert one.ns + worth * one.bytes == pytest.approx(other.ns + worth * other.bytes, rel=1e-5)
+    assert first == second
 
 
-def test_meshes_of_swapped_sizes_mirror_each_other_on_a_flat_machine() -> None:
-    flat = Cluster.model_validate(
-        {
-            "version": 1,
-            "name": "flat",
-            "nodes": [{"count": 1, "device": "A100-80GB", "devices_per_node": 8}],
-            "links": {"node": {"latency_s": 5e-6, "bandwidth_bytes_per_s": 2e11}},
-        }
-    )
-    work = gpt2()
-    one, other = (layouts(work, flat, 8, mesh=mesh) for mesh in ((4, 2), (2, 4)))
-    assert [x.price.ns for x in one] == pytest.approx([x.price.ns for x in other], rel=1e-5)
-    swapped = {"x": "y", "y": "x", "layers": "layers"}
-    for a, b in zip(one, other, strict=True):
-        mirrored = [{swapped[key]: value for key, value in row.items()} for row in rows_of(b.lines)]
-        assert sorted(map(str, map(sorted, (x.items() for x in rows_of(a.lines))))) == sorted(
-            map(str, map(sorted, (x.items() for x in mirrored)))
-        )
+def test_two_axes_do_not_both_take_the_batch_where_that_is_not_best() -> None:
+    """Each axis alone is best off with the batch of 4 samples, which both together cannot have."""
+    work = on_device(gpt2(), micros=64)
+    found = []
+    for mesh in ((4,), (4, 4)):
+        on = MeshOnCluster(mesh=mesh, cluster=FLAT16)
+        decisions = decisions_of(folded(work.operations), mesh, work.with_gradients(), work.resolved)
+        graph = graph_of(work, decisions, program(decisions, work, on).solve(0.0))
+        cuts = graph.layouts["blocks.0.norm1:0"][0].cuts
+        found.append(({cut.axes: dim for dim, cut in enumerate(cuts) if cut}, price(graph, work, on).ns))
+    (one, slow), (both, fast) = found
+    assert one == {(0,): 0}
+    assert sorted(both.values()) != [0, 0] and len(both) == 2 and fast < slow
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 7])
