@@ -52,8 +52,9 @@ bench: $(VENV)/installed-bench  ## run every benchmark whole and write benchmark
 bench-cluster: install  ## predicted beside measured on machines of yours: ARGS="--slurm --ranks 8 ..."
 	$(BIN)/python -m benchmarks.on_cluster $(ARGS)
 
-docs: install  ## write the reference pages from the code
+docs: install  ## write the reference pages from the code, and the documentation as a site
 	$(BIN)/python -m docs.reference.generate
+	$(BIN)/python -m mkdocs build --strict --quiet
 
 clean:
 	rm -rf $(VENV) build *.egg-info

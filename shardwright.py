@@ -76,6 +76,7 @@ __all__ = [
     "calibrate",
     "capture",
     "compare",
+    "export",
     "frontier",
     "infer",
     "launch",
@@ -212,7 +213,8 @@ def plan(
     Args: `cluster` is a value or a file; `batch` is samples a step; `schedules` limits the families; `fix`
       pins choices by name, such as `{"pipeline": 2}`; `calibration` corrects costs by earlier runs;
       `effort` is "quick", "normal" or "full".
-    Returns: the plan with its certificate; it answers `what_if(...)` and `frontier()`.
+    Returns: the plan with its certificate; it answers `what_if(...)` and `frontier()`. The first Ctrl-C gives the best
+      plan so far.
     Raises: Infeasible where no plan fits; BadInput for a wrong argument.
     """
     from planner.calibrate import with_corrections
@@ -224,7 +226,8 @@ def plan(
             cluster if isinstance(cluster, Cluster) else Cluster.load(cluster), calibration
         )
     asked = _question(costs, cluster, batch, schedules, fix, precision, execution, effort)
-    return SolvedPlan.of(solve(asked), asked)
+    with asked.effort.watch.stoppable():
+        return SolvedPlan.of(solve(asked), asked)
 
 
 def frontier(
@@ -279,6 +282,21 @@ def compare(*plans: Plan) -> SideBySide:
     from planner.show import compare as compared
 
     return compared(*plans)
+
+
+def export(chosen: Plan | str | Path, to: str) -> str:
+    """Writes a plan as the settings of another trainer.
+
+    Args: `chosen` is a plan or its file; `to` is torchtitan, megatron, deepspeed, accelerate, fsdp2 or torchrun.
+    Returns: the text of a file or command, with the same degrees, batches, schedule, cuts and sharding.
+    Raises: BadInput with all that the trainer cannot state.
+    """
+    from planner import export as trainers
+    from planner import plan as plans
+
+    if isinstance(chosen, Plan):
+        return trainers.export(chosen, to)
+    return trainers.export(plans.load(chosen), to, str(chosen))
 
 
 def calibrate(*runs: str | Path) -> Corrections:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import shardwright as sw
 from planner.cluster import cluster as clusters
 from planner.cluster import find
 from planner.files import write_whole
+from planner.milp import SearchState
 from planner.plan import yaml as plan_yaml
 from planner.profile import yaml as profile_yaml
 from planner.show import proof
@@ -217,3 +219,58 @@ def test_a_plan_that_cannot_be_written_is_refused_before_anything_is_measured(
         (tmp_path / name).touch()
         assert sw.run(["plan", "mlp", *files[3:], *more]) == 2
         assert f"{name}: exists already" in capsys.readouterr().err
+
+
+def pressing(monkeypatch: pytest.MonkeyPatch, place: type, name: str) -> None:
+    """Presses Ctrl-C whenever a part of the search begins."""
+    before = getattr(place, name)
+
+    def press(*given: object) -> object:
+        signal.raise_signal(signal.SIGINT)
+        return before(*given)
+
+    monkeypatch.setattr(place, name, press)
+
+
+@pytest.mark.parametrize(
+    "more", [[], ["--explain"], ["--json"], ["--frontier"], ["--devices=1,2"]], ids=" ".join
+)
+def test_ctrl_c_gives_the_best_so_far_and_says_so(
+    more: list[str],
+    files: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pressing(monkeypatch, SearchState, "prove")
+    before = signal.getsignal(signal.SIGINT)
+    assert sw.run([*files, "--batch", "4", "-o", str(tmp_path / "p"), *more]) == 0
+    assert signal.getsignal(signal.SIGINT) is before
+    said = capsys.readouterr()
+    assert said.err.startswith("stopped by Ctrl-C: the answer is the best so far")
+    assert more != ["--json"] or json.loads(said.out)["stopped"] is True
+    assert more != ["--explain"] or "More memory: not looked into, since the search was stopped." in said.out
+    written = [tmp_path / "p"] if (tmp_path / "p").is_file() else list((tmp_path / "p").iterdir())
+    assert written
+    for path in written:
+        assert violations(plan_yaml.load(path), profile=COSTS, cluster=MACHINES) == []
+
+
+def test_ctrl_c_before_any_plan_says_that_there_is_none(
+    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pressing(monkeypatch, SearchState, "look")
+    assert sw.run([*files, "--batch", "4", "-o", str(tmp_path / "p.yaml")]) == 130
+    assert capsys.readouterr().err == "error: stopped by Ctrl-C: nothing found yet\n"
+    assert not (tmp_path / "p.yaml").exists()
+
+
+def test_how_far_a_plan_is_is_said_on_a_terminal_or_where_it_is_asked_for(
+    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("planner.terminal.console.FIRST_LINE_S", 0.01)
+    asked = [*files, "--batch", "4", "-o", str(tmp_path / "p.yaml"), "--force"]
+    assert sw.run(asked) == 0
+    assert capsys.readouterr().err == ""
+    assert sw.run([*asked, "--progress"]) == 0
+    assert capsys.readouterr().err.startswith("planning profile: ")

@@ -6,7 +6,7 @@ Start reading in `app.py` (options that commands share), then `plan.py`; each co
 
 from planner.cli.app import Force, Json, PlanFile, RunFolder, Set, Tools, add_command, answer, app, completing
 from planner.cli.inspect import register_calibrate
-from planner.cli.profile import register
+from planner.cli.plan import register
 
 __all__ = [
     "Force",

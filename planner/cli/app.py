@@ -250,3 +250,36 @@ def _wrong_usage(error: typer.BadParameter) -> BadInput:
     return BadInput(
         error.format_message().rstrip("."), where=command, allowed=f"what `{command} --help` lists"
     )
+
+
+def whole_numbers(text: str, option: str) -> tuple[int, ...]:
+    """Reads a list of whole numbers, such as `1,2,4`.
+
+    Returns: the numbers in order and without repeats.
+    Raises: BadInput that names `option`, for anything else or a number below 1.
+    """
+    try:
+        numbers = sorted({int(word) for word in text.split(",")})
+    except ValueError:
+        raise BadInput(
+            f"'{text}' is no list of whole numbers", where=option, allowed="such as 1,2,4"
+        ) from None
+    if numbers[0] < 1:
+        raise BadInput(f"{numbers[0]} is too small", where=option, allowed="1 or more")
+    return tuple(numbers)
+
+
+def grids(text: str, option: str) -> tuple[tuple[int, ...], ...]:
+    """Reads a list of grids, such as `1,2,2x2`.
+
+    Returns: the parts along each dimension of every grid; grids of one part, 1 or 1x1, are left out.
+    Raises: BadInput that names `option`, for anything else or a part below 1.
+    """
+    try:
+        found = [tuple(int(part) for part in word.split("x")) for word in text.split(",")]
+    except ValueError:
+        raise BadInput(f"'{text}' is no list of parts", where=option, allowed="such as 1,2,2x2") from None
+    least = min(part for grid in found for part in grid)
+    if least < 1:
+        raise BadInput(f"{least} is too small", where=option, allowed="1 or more")
+    return tuple(dict.fromkeys(grid for grid in found if max(grid) > 1))

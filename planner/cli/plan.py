@@ -10,16 +10,25 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planner import files, terminal
-from planner.cli.app import Force, Json, Measure, Set, add_command
-from planner.cli.inspect import Observe, corrected_machines
-from planner.errors import BadInput
+from planner.cli.app import Force, Json, Measure, Set, Tools, add_command, whole_numbers
+from planner.cli.export import Baselined, register_export
+from planner.cli.inspect import (
+    Observe,
+    _show_command,
+    corrected_machines,
+    register_report,
+    simulate,
+    verify,
+)
+from planner.cli.layouts import register_layouts
+from planner.cli.profile import ProfileOptions, costs_of, init, measure_with, other_device, profile
+from planner.cli.scavenge import register_scavenge
+from planner.errors import BadInput, Interrupted
 
 if TYPE_CHECKING:
-    from planner.cluster import Cluster
     from planner.explore import Goal
-    from planner.milp import Pins, Question
+    from planner.milp import Question
     from planner.plan import Plan
-    from planner.profile import Profile
 
 EXAMPLE = (
     "shardwright plan gpt2 --cluster plans/clusters/one-node.yaml --batch 64 -o gpt2-plan.yaml. "
@@ -28,7 +37,7 @@ EXAMPLE = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanOptions:
+class PlanOptions(Baselined):
     workload: Annotated[str | None, typer.Argument(help="may be left out with --profile")] = None
     cluster: Annotated[Path, typer.Option(help="the machines: a cluster.yaml")]
     batch: Annotated[
@@ -65,12 +74,20 @@ class PlanOptions:
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE|FOLDER", help="where to write")
     ] = None
+    progress: Annotated[
+        bool, typer.Option("--progress", help="say how far it is, also where there is no terminal")
+    ] = False
     force: Force = False
     as_json: Json = False
 
     @property
     def out(self) -> terminal.Output:
         return terminal.Output(as_json=self.as_json)
+
+    @property
+    def named(self) -> str:
+        """Returns what is planned, in a word."""
+        return Path(self.workload or self.profile or "").stem
 
     @property
     def families(self) -> list[str] | None:
@@ -97,22 +114,27 @@ def register_plan(app: typer.Typer, measure: Measure, observe: Observe) -> None:
 
 def plan(given: PlanOptions, measure: Measure, observe: Observe) -> None:
     from planner import cluster as clusters
+    from planner import show
     from planner.kept import kept_asked, shares_asked
-    from planner.milp import Question, effort_named, pins
+    from planner.milp import Question, SearchWatch, effort_named, pins
     from planner.workload import parse_settings
 
     shares = shares_asked(given.kept)
-    goal, effort = _goal(given.batch, given.devices, given.frontier, shares), effort_named(given.effort)
+    goal = _goal(given.batch, given.devices, given.frontier, shares)
+    line = terminal.LiveLine(f"planning {given.named}", anyway=given.progress)
+    watch = SearchWatch(lambda found: line.tell(show.words(found)))
+    effort = effort_named(given.effort, watch)
     machines = corrected_machines(clusters.load(given.cluster), given.calibration, given.replan_from, observe)
     fixed = _fixed(parse_settings(given.fix or [], "--fix"), goal)
     # Before anything is measured: what means nothing, and what cannot be written.
+    given.refuse_baseline(single=goal.single)
     pinned = pins(fixed, given.families)
     if given.workload is not None:
         given.place(given.workload, goal)
-    costs = _costs(given, measure, machines, goal, pinned)
+    costs = costs_of(given, measure, machines, goal, pinned)
     costs = replace(costs, kept=kept_asked(costs.graph, given.kept))
     if costs.device not in {group.device for group in machines.nodes}:
-        given.out.note(_other_device(costs.device, machines))
+        given.out.note(other_device(costs.device, machines))
     question = Question(
         profile=costs,
         cluster=machines,
@@ -124,35 +146,26 @@ def plan(given: PlanOptions, measure: Measure, observe: Observe) -> None:
         effort=effort,
     )
     answer = _one if goal.single else _front if goal.frontier else _sweep
-    with terminal.patient(f"planning {costs.workload}"):
-        answer(question, goal, given)
+    try:
+        with watch.stoppable(), line:
+            data, text = answer(question, goal, given)
+    except KeyboardInterrupt:
+        raise Interrupted(_ENDED if watch.stopped else "interrupted") from None
+    if watch.stopped:
+        given.out.note(_STOPPED)
+        data["stopped"] = True
+    given.out.result(data, lambda: text)
 
 
-def _costs(given: PlanOptions, measure: Measure, machines: Cluster, goal: Goal, pinned: Pins) -> Profile:
-    from planner.workload import parse_settings
-
-    settings = parse_settings(given.set_ or [])
-    if given.profile is None:
-        return _measured(given, measure, settings, machines, goal, pinned)
-    costs = _loaded(given.profile, given.workload)
-    if settings:
-        raise BadInput("--set is for profiling, and a profile is given", where="--set", allowed="one of them")
-    return costs
-
-
-def _other_device(profiled: str, machines: Cluster) -> str:
-    there = ", ".join(sorted({group.device for group in machines.nodes}))
-    return (
-        f"profiled on {profiled}, planned for {there}: slower devices are priced by the ratio of their peak rates, "
-        "faster ones as the profiled one"
-    )
+_STOPPED = "stopped by Ctrl-C: the answer is the best so far, and its gap counts all that was not looked into"
+_ENDED = "stopped by Ctrl-C: nothing found yet"
 
 
 def _goal(batch: str, devices: str | None, frontier: bool, shares: tuple[float, ...]) -> Goal:
     from planner.explore import Goal
 
-    batches = () if batch == "auto" else terminal.whole_numbers(batch, "--batch")
-    counts = terminal.whole_numbers(devices, "--devices") if devices is not None else ()
+    batches = () if batch == "auto" else whole_numbers(batch, "--batch")
+    counts = whole_numbers(devices, "--devices") if devices is not None else ()
     several = shares if len(shares) > 1 else ()
     if (len(batches) != 1) + (len(counts) > 1) + frontier + bool(several) > 1:
         raise BadInput(
@@ -170,60 +183,33 @@ def _fixed(given: Mapping[str, str], goal: Goal) -> dict[str, object]:
     return {**given, "devices": max(goal.devices)}
 
 
-def _loaded(path: Path, workload: str | None) -> Profile:
-    from planner import profile as profiles
-
-    costs = profiles.load(path)
-    if workload is not None and workload != costs.workload:
-        raise BadInput(f"is a profile of '{costs.workload}', not of '{workload}'", where=str(path))
-    return costs
+Answer = tuple[dict[str, object], str]
 
 
-def _measured(
-    given: PlanOptions,
-    measure: Measure,
-    settings: dict[str, str],
-    machines: Cluster,
-    goal: Goal,
-    pinned: Pins,
-) -> Profile:
-    """Returns the profile of what is asked for: what is pinned is what is measured."""
-    from planner.milp import grids_of, refuse_impossible
-
-    if given.workload is None:
-        raise BadInput("neither a workload nor --profile is given", allowed="one of them")
-    refuse_impossible(pinned, machines, goal.batches)
-    device, most = machines.nodes[0].device, max(goal.batches, default=8)
-    powers = tuple(2**i for i in range(4) if 2**i <= most)
-    return measure(
-        given.workload,
-        settings,
-        device="cpu" if device == "cpu" else f"roofline:{device}",
-        micros=powers if pinned.micro is None else (pinned.micro,),
-        precision=given.precision or "fp32",
-        execution=given.execution or "eager",
-        grids=grids_of(pinned),
-    )
-
-
-def _one(question: Question, goal: Goal, where: PlanOptions) -> None:
+def _one(question: Question, goal: Goal, where: PlanOptions) -> Answer:
     from planner import explore, milp, show
     from planner import plan as plans
 
-    path = where.place(question.profile.workload, goal)
+    path, present = where.place(question.profile.workload, goal), where.priced(question)
     why = explore.explain(question) if where.explain else None
     found = why.plan if why is not None else milp.solve(question)
     files.write_whole(path, plans.dump(found))
-    data = {"plan": str(path), **found.model_dump(mode="json", include={"axes", "prediction"})}
+    data: dict[str, object] = {
+        "plan": str(path),
+        **found.model_dump(mode="json", include={"axes", "prediction"}),
+    }
     data["certificate"] = show.proof_data(found)
     layers = [*show.plan_lines(found), *_frozen(found, question)]
+    if present is not None:
+        data["baseline"], told = present.compared(found)
+        layers += told
     layers.append(_written(path, where))
     if why is not None:
         data["explanation"] = show.data(why)
         layers += ["", show.text(why)]
     if where.proof:
         layers += ["", show.proof_text(found)]
-    where.out.result(data, lambda: "\n".join(layers))
+    return data, "\n".join(layers)
 
 
 def _written(path: Path, where: PlanOptions) -> str:
@@ -245,7 +231,7 @@ def _frozen(found: Plan, question: Question) -> list[str]:
     ]
 
 
-def _front(question: Question, goal: Goal, where: PlanOptions) -> None:
+def _front(question: Question, goal: Goal, where: PlanOptions) -> Answer:
     from planner import milp, show
     from planner.explore import frontier
 
@@ -256,13 +242,10 @@ def _front(question: Question, goal: Goal, where: PlanOptions) -> None:
     named = front.named()
     files = {name: folder / f"{name}.yaml" for name in named}
     _write(folder, {files[name]: row.plan for name, row in named.items()}, where)
-    where.out.result(
-        show.data(front, files=files),
-        lambda: f"{show.text(front, files=files)}\n\nwritten to {folder}",
-    )
+    return show.data(front, files=files), f"{show.text(front, files=files)}\n\nwritten to {folder}"
 
 
-def _sweep(question: Question, goal: Goal, where: PlanOptions) -> None:
+def _sweep(question: Question, goal: Goal, where: PlanOptions) -> Answer:
     from planner import milp, show
     from planner.explore import over_batches, over_devices, over_kept
 
@@ -278,10 +261,7 @@ def _sweep(question: Question, goal: Goal, where: PlanOptions) -> None:
         milp.solve(question)
     files = {count: folder / f"{what}-{count:g}.yaml" for count in found}
     _write(folder, {files[count]: plan for count, plan in found.items()}, where)
-    where.out.result(
-        show.data(sweep, files=files),
-        lambda: f"{show.text(sweep)}\n\nwritten to {folder}",
-    )
+    return show.data(sweep, files=files), f"{show.text(sweep)}\n\nwritten to {folder}"
 
 
 def _write(folder: Path, plans: Mapping[Path, Plan], where: PlanOptions) -> None:
@@ -289,3 +269,23 @@ def _write(folder: Path, plans: Mapping[Path, Plan], where: PlanOptions) -> None
 
     texts = {path.name: dump(plan) for path, plan in plans.items()}
     files.write_folder(folder, texts)
+
+
+def register(app: typer.Typer, tools: Tools) -> None:
+    add_command(
+        app,
+        "profile",
+        ProfileOptions,
+        lambda given: profile(given, tools),
+        about="Measure what every layer of a model costs on a device.",
+        example="shardwright profile gpt2 --device cpu --micro 1,2,4 -o gpt2.yaml",
+    )
+    app.command("init", epilog="Example: shardwright init hf:gpt2 --task causal-lm -o gpt2_lm.py")(init)
+    register_plan(app, measure_with(tools), tools.observe)
+    app.command("verify", epilog="Example: shardwright verify plan.yaml --profile gpt2.yaml")(verify)
+    app.command("show", epilog="Example: shardwright show plan.yaml")(_show_command(tools))
+    app.command("simulate", epilog="Example: shardwright simulate plan.yaml --svg timeline.svg")(simulate)
+    register_layouts(app, measure_with(tools))
+    register_report(app, tools.record)
+    register_export(app)
+    register_scavenge(app)

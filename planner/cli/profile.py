@@ -1,43 +1,23 @@
-"""The commands that decide: init, profile, plan, verify, show, simulate. Each imports what it needs when it runs."""
+"""The commands `profile` and `init`, and where `plan` has its costs from. Each imports what it needs when it runs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
 from planner import files, terminal
-from planner.cli import plan
-from planner.cli.app import Force, Json, Measure, Out, Set, Tools, add_command
-from planner.cli.inspect import _show_command, register_report, simulate, verify
-from planner.cli.layouts import register_layouts
-from planner.cli.scavenge import register_scavenge
+from planner.cli.app import Force, Json, Measure, Out, Set, Tools, grids, whole_numbers
 from planner.errors import BadInput
 
 if TYPE_CHECKING:
+    from planner.cluster import Cluster
+    from planner.explore import Goal
+    from planner.milp import Pins
     from planner.profile import Profile
-
-
-def register(app: typer.Typer, tools: Tools) -> None:
-    add_command(
-        app,
-        "profile",
-        ProfileOptions,
-        lambda given: profile(given, tools),
-        about="Measure what every layer of a model costs on a device.",
-        example="shardwright profile gpt2 --device cpu --micro 1,2,4 -o gpt2.yaml",
-    )
-    app.command("init", epilog="Example: shardwright init hf:gpt2 --task causal-lm -o gpt2_lm.py")(init)
-    plan.register_plan(app, _measure_with(tools), tools.observe)
-    app.command("verify", epilog="Example: shardwright verify plan.yaml --profile gpt2.yaml")(verify)
-    app.command("show", epilog="Example: shardwright show plan.yaml")(_show_command(tools))
-    app.command("simulate", epilog="Example: shardwright simulate plan.yaml --svg timeline.svg")(simulate)
-    register_layouts(app, _measure_with(tools))
-    register_report(app, tools.record)
-    register_scavenge(app)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,9 +67,9 @@ def profile(given: ProfileOptions, tools: Tools) -> None:
         given.workload,
         parse_settings(given.set_ or []),
         device=given.device,
-        micros=terminal.whole_numbers(given.micro, "--micro"),
+        micros=whole_numbers(given.micro, "--micro"),
         precision=given.precision,
-        grids=terminal.grids(given.spatial, "--spatial"),
+        grids=grids(given.spatial, "--spatial"),
         tools=tools,
         journal=path,
     )
@@ -107,7 +87,11 @@ def init(
         str, typer.Argument(help="hf: and a type or configuration of transformers", metavar="hf:NAME")
     ],
     task: Annotated[
-        str, typer.Option(help="causal-lm, sequence-classification, image-classification or ctc")
+        str,
+        typer.Option(
+            help="causal-lm, masked-lm, seq2seq-lm, token-classification, sequence-classification, "
+            "image-classification, ctc or speech-to-text"
+        ),
     ] = "causal-lm",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="the file to write")] = None,
     force: Force = False,
@@ -178,5 +162,77 @@ def measured(
     )
 
 
-def _measure_with(tools: Tools) -> Measure:
+def measure_with(tools: Tools) -> Measure:
     return partial(measured, tools=tools)
+
+
+class CostsAsked(Protocol):
+    """The options of `plan` that say where its costs come from."""
+
+    @property
+    def workload(self) -> str | None: ...
+    @property
+    def profile(self) -> Path | None: ...
+    @property
+    def set_(self) -> list[str] | None: ...
+    @property
+    def precision(self) -> str | None: ...
+    @property
+    def execution(self) -> str | None: ...
+    def with_present(self, micros: tuple[int, ...]) -> tuple[int, ...]: ...
+
+
+def costs_of(given: CostsAsked, measure: Measure, machines: Cluster, goal: Goal, pinned: Pins) -> Profile:
+    from planner.workload import parse_settings
+
+    settings = parse_settings(given.set_ or [])
+    if given.profile is None:
+        return _measured(given, measure, settings, machines, goal, pinned)
+    costs = _loaded(given.profile, given.workload)
+    if settings:
+        raise BadInput("--set is for profiling, and a profile is given", where="--set", allowed="one of them")
+    return costs
+
+
+def other_device(profiled: str, machines: Cluster) -> str:
+    there = ", ".join(sorted({group.device for group in machines.nodes}))
+    return (
+        f"profiled on {profiled}, planned for {there}: slower devices are priced by the ratio of their peak rates, "
+        "faster ones as the profiled one"
+    )
+
+
+def _loaded(path: Path, workload: str | None) -> Profile:
+    from planner import profile as profiles
+
+    costs = profiles.load(path)
+    if workload is not None and workload != costs.workload:
+        raise BadInput(f"is a profile of '{costs.workload}', not of '{workload}'", where=str(path))
+    return costs
+
+
+def _measured(
+    given: CostsAsked,
+    measure: Measure,
+    settings: dict[str, str],
+    machines: Cluster,
+    goal: Goal,
+    pinned: Pins,
+) -> Profile:
+    """Returns the profile of what is asked for: what is pinned is what is measured."""
+    from planner.milp import grids_of, refuse_impossible
+
+    if given.workload is None:
+        raise BadInput("neither a workload nor --profile is given", allowed="one of them")
+    refuse_impossible(pinned, machines, goal.batches)
+    device, most = machines.nodes[0].device, max(goal.batches, default=8)
+    powers = tuple(2**i for i in range(4) if 2**i <= most)
+    return measure(
+        given.workload,
+        settings,
+        device="cpu" if device == "cpu" else f"roofline:{device}",
+        micros=given.with_present(powers if pinned.micro is None else (pinned.micro,)),
+        precision=given.precision or "fp32",
+        execution=given.execution or "eager",
+        grids=grids_of(pinned),
+    )

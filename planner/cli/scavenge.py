@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planner import terminal
-from planner.cli.app import Json, add_command
+from planner.cli.app import Json, add_command, whole_numbers
 from planner.errors import BadInput
 from planner.units import plural
 
@@ -64,7 +64,7 @@ def register_scavenge(app: typer.Typer) -> None:
 def scavenge_replay(given: ReplayOptions) -> None:
     from planner import scavenge
 
-    ahead = terminal.whole_numbers(given.look_ahead, "--look-ahead")
+    ahead = whole_numbers(given.look_ahead, "--look-ahead")
     kind = next((known for known in scavenge.FORMATS if known == given.format), None)
     if given.format is not None and kind is None:
         raise BadInput(

@@ -3,7 +3,7 @@
 In: a cluster file (`load`), which `shardwright probe` writes; its devices are of the catalogue or of the file.
 Out: a `Cluster` with devices, memory and distances; seconds for transfers (`transfer_s`) and all-reduces (`sum_s`),
 corrected by runs where `shardwright calibrate` has fitted `Corrections`.
-Start with `cluster.py`, then `links.py`; `variants.py` has what-if clusters: `with_nodes`, `with_memory` and so on.
+Start with `cluster.py` and `places.py`, then `links.py`; `variants.py` has what-if clusters: `with_nodes`, `with_memory` and so on.
 """
 
 from __future__ import annotations
@@ -18,22 +18,7 @@ from planner.cluster.catalogue import (
     find,
     host_margin,
 )
-from planner.cluster.cluster import (
-    Cluster,
-    Link,
-    Links,
-    NodeGroup,
-    Rates,
-    Slot,
-    card,
-    distance,
-    dump,
-    exists,
-    limit_bytes,
-    load,
-    slots,
-    total_devices,
-)
+from planner.cluster.cluster import Card, Cluster, Link, Links, NodeGroup, Rates, dump, load
 from planner.cluster.corrections import (
     PARTS,
     Correction,
@@ -43,6 +28,15 @@ from planner.cluster.corrections import (
     load_corrections,
 )
 from planner.cluster.host import NOTABLE_SHARE, OtherLoad
+from planner.cluster.places import (
+    Slot,
+    card,
+    distance,
+    exists,
+    limit_bytes,
+    slots,
+    total_devices,
+)
 from planner.cluster.variants import (
     with_at_most,
     with_memory,
@@ -59,6 +53,8 @@ if TYPE_CHECKING:
         Group,
         Spread,
         Sum,
+        Summing,
+        all_reduce,
         card_sharers,
         exchange_s,
         gather_s,
@@ -74,6 +70,7 @@ __all__ = [
     "NOISE",
     "NOTABLE_SHARE",
     "PARTS",
+    "Card",
     "Cluster",
     "Correction",
     "Corrections",
@@ -88,6 +85,8 @@ __all__ = [
     "Slot",
     "Spread",
     "Sum",
+    "Summing",
+    "all_reduce",
     "card",
     "card_sharers",
     "distance",
@@ -122,6 +121,8 @@ __getattr__ = later(
             "NOISE",
             "Spread",
             "Sum",
+            "Summing",
+            "all_reduce",
             "card_sharers",
             "exchange_s",
             "gather_s",

@@ -9,10 +9,9 @@ behind it share.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Final, Literal, NamedTuple, Protocol
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, model_validator
 
@@ -22,6 +21,7 @@ from planner.cluster.corrections import Corrections
 from planner.errors import BadInput
 from planner.files import Count, Natural, Part, Positive, Text
 from planner.shown import Shown
+from planner.sums import SumRate, parse
 
 CLUSTER_VERSION: Final = 1
 
@@ -30,23 +30,6 @@ Nodes = Annotated[int, Field(ge=1, le=MOST_NODES, strict=True)]
 Slots = Annotated[int, Field(ge=1, le=4096, strict=True)]  # devices of one node
 Latency = Annotated[float, Field(ge=0, le=3600, strict=True)]  # of a message; an hour is no link
 Bandwidth = Annotated[float, Field(ge=1, strict=True)]
-Distance = Literal["device", "node", "rack", "cluster"]
-
-
-class Located(Protocol):
-    """Anything that stands on a device: a Slot, or a place of a plan."""
-
-    @property
-    def node(self) -> int: ...
-    @property
-    def slot(self) -> int: ...
-
-
-class Slot(NamedTuple):
-    """A device by its node, and by its position on the node."""
-
-    node: int
-    slot: int
 
 
 class Link(Part):
@@ -54,6 +37,27 @@ class Link(Part):
 
     latency_s: Latency
     bandwidth_bytes_per_s: Bandwidth
+    sums: dict[str, SumRate] = Field(
+        default_factory=dict,
+        description="what sums between hosts showed, by name; without it they are priced by the link",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Link:
+        for name in self.sums:
+            try:
+                known = parse(name).kind != "nccl"
+            except BadInput as error:
+                raise files.wrong(error.what, allowed=error.allowed, key=("sums",)) from None
+            if not known:
+                raise files.wrong("NCCL has no other sums to choose from", key=("sums",))
+        return self
+
+
+class Card(Part):
+    """A network card of a node."""
+
+    interface: Text = Field(description="its name on the node, such as ib0")
 
 
 class Links(Part):
@@ -86,6 +90,9 @@ class NodeGroup(Part):
     devices_per_card: Count | None = Field(
         None, description="devices behind one network card; one card a node when left out"
     )
+    cards: tuple[Card, ...] = Field(
+        (), description="network cards over which parts of one sum may go; every device uses all of them"
+    )
     nodes_per_rack: Count | None = Field(None, description="all in one rack when left out")
     rates: Rates = Rates()
 
@@ -115,6 +122,13 @@ class NodeGroup(Part):
                 f"{self.devices_per_card} is more than a node has",
                 allowed=f"1 to {self.devices_per_node}",
                 key=("devices_per_card",),
+            )
+        faces = [card.interface for card in self.cards]
+        if len(set(faces)) < len(faces) or (faces and self.devices_per_card is not None):
+            raise files.wrong(
+                f"{', '.join(faces)}" + (" beside devices_per_card" if self.devices_per_card else ""),
+                allowed="each interface once; devices_per_card is of cards that belong to their devices",
+                key=("cards",),
             )
         return self
 
@@ -151,7 +165,26 @@ class Cluster(Shown, Part):
                     allowed="latency_s and bandwidth_bytes_per_s for it",
                     key=("links",),
                 )
+        if len({group.cards for group in self.nodes}) > 1:
+            raise files.wrong(
+                "groups of nodes list other cards", allowed="the same interfaces on all nodes", key=("nodes",)
+            )
         return self
+
+    @property
+    def interfaces(self) -> tuple[str, ...]:
+        """Returns the interfaces of the network cards that parts of one sum may go over, as the nodes list them."""
+        return tuple(card.interface for card in self.nodes[0].cards)
+
+    @property
+    def cards(self) -> int:
+        """Returns how many network cards of a node one sum may go over."""
+        return max(1, len(self.nodes[0].cards))
+
+    @property
+    def of_hosts(self) -> bool:
+        """Returns whether ranks compute on hosts, where gloo sums; groups of GPUs leave their sums to NCCL."""
+        return all(group.device == "cpu" for group in self.nodes)
 
     @cached_property
     def racks(self) -> tuple[int, ...]:
@@ -224,77 +257,3 @@ def dump(cluster: Cluster) -> str:
     data = cluster.model_dump(mode="json", exclude_defaults=True)
     header = "# yaml-language-server: $schema=cluster.schema.json\n"
     return files.render({"version": cluster.version, **data}, header=header)
-
-
-def slots(cluster: Cluster, nodes: Iterable[int] | None = None) -> Iterator[Slot]:
-    """Yields every device of the given nodes in their order.
-
-    Args: `nodes` are numbers of nodes; all where they are not given.
-    """
-    for node in range(len(cluster.groups)) if nodes is None else nodes:
-        yield from (Slot(node, slot) for slot in range(group_of(cluster, node).devices_per_node))
-
-
-def total_devices(cluster: Cluster) -> int:
-    """Returns the number of devices of all nodes."""
-    return sum(group.count * group.devices_per_node for group in cluster.nodes)
-
-
-def exists(cluster: Cluster, place: Located) -> bool:
-    """Returns whether the cluster has a device at a place.
-
-    Args: `place` has a node and a slot, both from 0.
-    """
-    node, slot = place.node, place.slot
-    return 0 <= node < len(cluster.groups) and 0 <= slot < cluster.groups[node].devices_per_node
-
-
-def group_of(cluster: Cluster, node: int) -> NodeGroup:
-    """Returns the group that a node belongs to.
-
-    Raises: BadInput where there is no such node.
-    """
-    if not 0 <= node < len(cluster.groups):
-        raise BadInput(
-            f"there is no node {node}", where=cluster.name, allowed=f"0 to {len(cluster.groups) - 1}"
-        )
-    return cluster.groups[node]
-
-
-def limit_bytes(cluster: Cluster, place: Located) -> int:
-    """Returns the memory of the device at a place in bytes, less the margin.
-
-    Raises: BadInput where there is no such node.
-    """
-    return group_of(cluster, place.node).limit_bytes
-
-
-def card(cluster: Cluster, place: Located) -> int:
-    """Returns which network card of its node a device is behind.
-
-    Returns: the card's number on the node, from 0.
-    """
-    return place.slot // ((group := group_of(cluster, place.node)).devices_per_card or group.devices_per_node)
-
-
-def distance(cluster: Cluster, a: Located, b: Located) -> Distance:
-    """Returns the distance between two places.
-
-    Returns: "device" for the same device, "node" or "rack" for devices that share one, else "cluster".
-    """
-    if a.node == b.node:
-        return "device" if a.slot == b.slot else "node"
-    return "rack" if cluster.racks[a.node] == cluster.racks[b.node] else "cluster"
-
-
-def link_over(cluster: Cluster, far: Distance) -> Link:
-    """Returns the link over a distance.
-
-    Raises: BadInput where the cluster has none, and for the distance "device".
-    """
-    found: Link | None = getattr(cluster.links, far, None)
-    if found is None:
-        raise BadInput(
-            f"no link over the distance '{far}'", where=cluster.name, allowed="node, rack, cluster"
-        )
-    return found

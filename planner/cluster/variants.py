@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from planner.cluster.cluster import Cluster, Link, Links, NodeGroup, dump
 from planner.errors import BadInput
 from planner.files import bad_input
+from planner.sums import SumRate
 
 
 def with_node_groups(cluster: Cluster, groups: tuple[NodeGroup, ...]) -> Cluster:
@@ -76,11 +77,19 @@ def with_network(cluster: Cluster, factor: float) -> Cluster:
     if not factor > 0:
         raise BadInput(f"{factor:g} times the bandwidth", where="network", allowed="more than 0")
     links = {
-        name: Link(latency_s=link.latency_s, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * factor)
+        name: Link(
+            latency_s=link.latency_s,
+            bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * factor,
+            sums={name: _faster(rate, factor) for name, rate in link.sums.items()},
+        )
         for name, link in cluster.links
         if link is not None
     }
     return _changed(cluster, links=Links(**links))
+
+
+def _faster(rate: SumRate, factor: float) -> SumRate:
+    return SumRate(latency_s=rate.latency_s, bandwidth_bytes_per_s=rate.bandwidth_bytes_per_s * factor)
 
 
 def _with_capacity(cluster: Cluster, size: Callable[[NodeGroup], int]) -> Cluster:

@@ -5,7 +5,7 @@ plans, `over_devices`, `over_batches` and `over_kept` return a sweep, `explain` 
 `frontier.py`.
 """
 
-from planner.explore.explanation import Explanation, PlanParts, PrunedState, explain
+from planner.explore.explanation import Explanation, MoreMemory, PlanParts, PrunedState, explain
 from planner.explore.frontier import Frontier, FrontierRow, frontier
 from planner.explore.scaling import (
     EFFICIENT,
@@ -31,6 +31,7 @@ __all__ = [
     "FrontierRow",
     "Goal",
     "Lemma",
+    "MoreMemory",
     "PlanParts",
     "PrunedState",
     "ScalingRow",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -68,7 +69,7 @@ class Explanation:
     ]  # plans of the search that the errors of the costs do not tell from this one
     error: float  # of the costs, as a share, as far as the error bar shows it
     within: float  # the largest share by which another plan may be faster, if every cost is off by at most `error`
-    room: MoreMemory
+    room: MoreMemory | None  # None where the search was stopped before
     overhead: Lemma | None
     in_one: PlanParts | None = (
         None  # where gradients are summed in parts: the same plan with one sum a device
@@ -89,7 +90,11 @@ def explain(question: Question, *, more_bytes: int = GIB) -> Explanation:
     error = error_of(plan)
     within = 2 * error / (1 - error) if error < 1 else float("inf")
     larger = changed(instance, cluster=with_more(question.cluster, more_bytes))
-    roomier = solve_or_none(larger, question.effort)
+    room: MoreMemory | None = None
+    pruned: PrunedState | None = None
+    with suppress(KeyboardInterrupt), question.effort.watch.aside():
+        room = _room(plan, solve_or_none(larger, question.effort), more_bytes)
+        pruned = _pruned(question) if question.profile.kept.counts else None
     return Explanation(
         plan=plan,
         chosen=_shared_out(plan) if plan.batch.shares else _part(found.best),
@@ -97,10 +102,10 @@ def explain(question: Question, *, more_bytes: int = GIB) -> Explanation:
         within_error=tuple(_near(found, found.limit * (1 + within))),
         error=error,
         within=within,
-        room=_room(plan, roomier, more_bytes),
+        room=room,
         overhead=overhead(plan),
         in_one=_in_one(found),
-        pruned=_pruned(question) if question.profile.kept.counts else None,
+        pruned=pruned,
     )
 
 

@@ -186,7 +186,10 @@ def _traced(
             break
         low, high = stretch
         limit = min(max(isqrt(max(low, 1) * high), low + 1), high - 1)
-        plan = ask(limit)
+        try:
+            plan = ask(limit)
+        except KeyboardInterrupt:  # with the plans so far; this stretch was left unasked
+            break
         if plan is None:
             nothing = limit
         else:

@@ -130,6 +130,18 @@ class Sweep:
         return next(row for row in self.rows if row.asked == asked)
 
 
+def _so_far(rows: Iterator[ScalingRow]) -> list[ScalingRow]:
+    """Returns all rows, or those before Ctrl-C where they have a plan."""
+    found: list[ScalingRow] = []
+    try:
+        for row in rows:
+            found.append(row)
+    except KeyboardInterrupt:
+        if all(row.plan is None for row in found):
+            raise
+    return found
+
+
 def over_devices(question: Question, counts: Sequence[int]) -> Sweep:
     """Solves the question for at most so many devices, for each of `counts`.
 
@@ -137,10 +149,12 @@ def over_devices(question: Question, counts: Sequence[int]) -> Sweep:
     Raises: BadInput where the question does not match its profile.
     """
     instance = question.instance()
-    rows = []
-    for count in sorted(set(counts)):
+
+    def row(count: int) -> ScalingRow:
         limited = changed(instance, pins=replace(instance.pins, devices=count))
-        rows.append(ScalingRow(asked=count, plan=solve_or_none(limited, question.effort)))
+        return ScalingRow(asked=count, plan=solve_or_none(limited, question.effort))
+
+    rows = _so_far(map(row, sorted(set(counts))))
     found = [row for row in rows if row.plan is not None]
     lemma = overhead(max(found, key=lambda row: row.devices).plan) if found else None
     return Sweep(over="devices", rows=tuple(rows), knee=knee_of_devices(found), lemma=lemma)
@@ -154,7 +168,7 @@ def over_batches(question: Question, batches: Sequence[int] | None = None) -> Sw
     Returns: a row for each distinct batch, the least first.
     Raises: BadInput where the question does not match its profile.
     """
-    rows = list(_rows(question, batches))
+    rows = _so_far(_rows(question, batches))
     found = [row for row in rows if row.plan is not None]
     return Sweep(over="batch", rows=tuple(rows), knee=first_near_best(found))
 
@@ -188,11 +202,13 @@ def over_kept(question: Question, shares: Sequence[float]) -> Sweep:
     Returns: a row for each distinct share, the largest first.
     Raises: BadInput where the question does not match its profile.
     """
-    rows = []
-    for share in sorted(set(shares), reverse=True):
+
+    def row(share: float) -> ScalingRow:
         kept = KeptEntries.of_share(question.profile.graph, share)
         pruned = replace(question, profile=replace(question.profile, kept=kept))
-        rows.append(ScalingRow(asked=share, plan=solve_or_none(pruned.instance(), question.effort)))
+        return ScalingRow(asked=share, plan=solve_or_none(pruned.instance(), question.effort))
+
+    rows = _so_far(map(row, sorted(set(shares), reverse=True)))
     found = [row for row in rows if row.plan is not None]
     return Sweep(over="kept", rows=tuple(rows), knee=first_near_best(found))
 

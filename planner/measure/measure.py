@@ -134,6 +134,7 @@ def _by_measuring(workload: Workload, request: MeasureRequest, journal: Path | N
         versions=found.ready.versions,
         failures=found.failures,
         others=round(found.others, 3),
+        samples=found.samples,
     )
     return with_slack(profile_, found.done.values())
 

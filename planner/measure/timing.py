@@ -11,14 +11,18 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils.data import IterableDataset
 
 from planner.arrays import NS_PER_S
 from planner.measure.passes import Apart, Specimen, forget_gradients, gradients_of, roots_of, whole_backward
-from planner.profile import Seconds
+from planner.profile import SampleCost, Seconds
+from planner.workload import Workload
 
 T = TypeVar("T")
 
@@ -33,6 +37,7 @@ class Visit(NamedTuple):
 
 
 VISITS = (Visit(2, 3, 30, 0.5), Visit(1, 1, 15, 0.25), Visit(1, 1, 15, 0.25))
+MOST_SAMPLES, SAMPLES_S = 32, 2.0  # that are read to time them, and how long at most
 _INSTANT_S = 1 / NS_PER_S  # plans count in whole nanoseconds
 
 
@@ -255,3 +260,33 @@ def spread_of(*visits: Sequence[float]) -> Seconds:
     low, middle, high = statistics.quantiles(samples, n=4, method="inclusive")
     drift = max(abs(statistics.median(visit) - middle) for visit in visits if visit)
     return Seconds(median=middle, spread=max((high - low) / 2, drift))
+
+
+def sample_cost(workload: Workload) -> SampleCost | None:
+    """Times reading and joining samples of a dataset in this process. The first sample, which opens files, is left out.
+
+    Returns: None for synthetic samples, and for a dataset that is read by regions.
+    """
+    data: Any = workload.dataset()
+    if data is None or getattr(data, "regions", False) is True:
+        return None
+    cold, warm, samples = list[float](), list[float](), list[object]()
+    every = iter(data) if isinstance(data, IterableDataset) else None
+    clock, begun = CpuClock(), time.monotonic()
+    for index in range(0, len(data), max(1, len(data) // MOST_SAMPLES))[:MOST_SAMPLES]:
+        read = partial(next, every) if every is not None else partial(data.__getitem__, index)
+        took_s, sample = clock.time(read)
+        cold.append(took_s)
+        warm.append(took_s if every is not None else clock.time(read)[0])
+        samples.append(sample)
+        if time.monotonic() - begun > SAMPLES_S:
+            break
+    joined = [clock.time(partial(workload.collate, samples)) for _ in range(3)]
+    collate_s, batch = min(took_s for took_s, _ in joined), joined[0][1]
+    leaves = [x for x in pytree.tree_leaves(batch) if isinstance(x, Tensor)]
+    return SampleCost(
+        cold_s=statistics.median(cold[1:] or cold),
+        warm_s=statistics.median(warm[1:] or warm),
+        collate_s=collate_s / len(samples),
+        sample_bytes=sum(x.nbytes for x in leaves) // len(samples),
+    )

@@ -5,9 +5,9 @@ goes through configurations, `cut/` prices the cuts of one, `proof/` bounds them
 `formulation.py`, which states the whole problem as a mixed-integer program.
 """
 
-from planner.milp.explain import configuration_of, parts_ns
+from planner.milp.explain import PricedPins, configuration_of, parts_ns, price_pins
 from planner.milp.instance import Instance, changed
-from planner.milp.limits import Effort, effort_named
+from planner.milp.limits import Effort, SearchProgress, SearchWatch, effort_named
 from planner.milp.pins import Pins, pins
 from planner.milp.question import (
     Question,
@@ -24,14 +24,18 @@ __all__ = [
     "Effort",
     "Instance",
     "Pins",
+    "PricedPins",
     "Question",
+    "SearchProgress",
     "SearchState",
+    "SearchWatch",
     "changed",
     "configuration_of",
     "effort_named",
     "grids_of",
     "parts_ns",
     "pins",
+    "price_pins",
     "refuse_impossible",
     "solve",
     "solve_or_none",

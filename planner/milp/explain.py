@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import numpy as np
@@ -272,3 +272,27 @@ def _best(space: Instance, kind: RivalKind, chosen: Sequence[Configuration]) -> 
         short = [int((p.memory(c[None, :])[0] - p.available_bytes).max()) for _, _, p, c in found]
         return Rival(kind=kind, configuration=configuration_of(shape), missing_bytes=max(0, min(short)))
     return _priced(kind, problem, Answer(cut=cut, ns=ns))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PricedPins:
+    """What a plan takes whose every choice is pinned; without a step, it lacks `missing_bytes` on some device."""
+
+    step_ns: int | None
+    missing_bytes: int = 0
+
+
+def price_pins(space: Instance, axes: tuple[str, ...]) -> PricedPins | None:
+    """Returns what a training takes whose every choice, the cut too, is pinned; None where it cannot be had.
+
+    Args: `axes` are in the order in which ranks are numbered, from the outermost; it counts where distances differ.
+    """
+    every = [shape for shape in _shapes(space, space.pins) if not shape.mirrored]
+    for shape in [shape for shape in every if shape.axes == axes] or every:
+        problem = space.problem(shape)
+        cuts = None if problem is None else space.windows(problem)
+        if problem is not None and cuts is not None:
+            ns = int(judge(problem, cuts[0][None, :])[0])
+            short = int((problem.memory(cuts[0][None, :])[0] - problem.available_bytes).max())
+            return PricedPins(step_ns=None if ns == UNFIT_NS else ns, missing_bytes=max(0, short))
+    return None

@@ -75,13 +75,12 @@ class Instance:
 
     @cached_property
     def machines(self) -> PlacementCosts:
-        return PlacementCosts(self.cluster)
+        return PlacementCosts(self.cluster, self.pins.sums)
 
     def permits(self, shape: Configuration) -> bool:
         """Returns whether the model can be trained under a configuration; see `planner.model.refusals`."""
-        return self._permitted(
-            shape.data, shape.spatial, shape.pipes, shape.stages, shape.shard or bool(shape.held)
-        )
+        degrees = shape.data, shape.spatial, shape.pipes, shape.stages, shape.shard or bool(shape.held)
+        return self._permitted(*degrees) and self.machines.sums_so(shape.holders)
 
     @cached_property
     def _permitted(self) -> Callable[..., bool]:

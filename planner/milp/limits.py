@@ -1,11 +1,18 @@
 """Every threshold of the solver, in one place: what limits the space that is searched, and what limits the work.
 
-Tests patch them low, so that small questions cross each of them and exhaustion can check the answers.
+Tests patch them low, so that small questions cross each of them and exhaustion can check the answers. A `SearchWatch` ends a
+search from outside: it is told how far the search has come, and knows of Ctrl-C.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
 from typing import Literal, get_args
 
 from planner.errors import BadInput
@@ -83,6 +90,91 @@ SLOW_ACTIONS = 2048  # actions of an order that takes longer to compile than man
 
 
 @dataclass(frozen=True, kw_only=True)
+class SearchProgress:
+    """How far a search has come; times are nanoseconds of a step."""
+
+    done: int  # configurations that are decided: solved, or ruled out by a bound
+    all: int  # configurations met so far
+    best_ns: int | None  # None while no plan is found
+    bound_ns: int | None  # no plan of the search is faster; None while that is not known
+    spent: float  # share of the work allowed, between 0 and 1
+
+    @property
+    def gap(self) -> float | None:
+        """Returns how much slower the best plan is than the bound, as a share; None while one of them is not known."""
+        if self.best_ns is None or self.bound_ns is None:
+            return None
+        return max(0.0, self.best_ns / max(self.bound_ns, 1) - 1)
+
+
+class SearchWatch:
+    """Follows searches from outside, and ends them by Ctrl-C with the best plan so far.
+
+    Within `stoppable` the first Ctrl-C ends what is being searched, whatever else is asked ends as soon as it begins,
+    and the second Ctrl-C ends the program.
+    """
+
+    def __init__(self, tell: Callable[[SearchProgress], None] | None = None, every_s: float = 0.2) -> None:
+        self.stopped = False  # by Ctrl-C
+        self._tell, self._every_s = tell, every_s
+        self._told_s = 0.0
+        self._searching = self._within = False
+
+    def at(self, progress: Callable[[], SearchProgress]) -> None:
+        """Tells how far a search is, where somebody listens and the last word was some time ago.
+
+        Args: `progress` is asked only then.
+        Raises: KeyboardInterrupt where a library has swallowed that of Ctrl-C.
+        """
+        if self.stopped and self._within:
+            raise KeyboardInterrupt
+        if self._tell is not None and time.monotonic() - self._told_s >= self._every_s:
+            self._tell(progress())
+            self._told_s = time.monotonic()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Tells nothing while it is entered, since what is searched is another question."""
+        tell, self._tell = self._tell, None
+        try:
+            yield
+        finally:
+            self._tell = tell
+
+    def begin(self) -> None:
+        """Begins a part that Ctrl-C may end at any point.
+
+        Raises: KeyboardInterrupt where Ctrl-C came before.
+        """
+        self._searching = self._within = not self.stopped
+        if self.stopped:
+            raise KeyboardInterrupt
+
+    def end(self) -> None:
+        """Ends the part that Ctrl-C may end: what follows is kept whole."""
+        self._searching = self._within = False
+
+    @contextmanager
+    def stoppable(self) -> Iterator[None]:
+        """Takes Ctrl-C while it is entered; other threads than the main one never get it."""
+        self.stopped = False
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.signal(signal.SIGINT, self._interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        again, self.stopped = self.stopped, True
+        searching, self._searching = self._searching, False
+        if searching or again:
+            raise KeyboardInterrupt
+
+
+@dataclass(frozen=True, kw_only=True)
 class Effort:
     """The work that a search may do, in counts, never in seconds: the same input gives the same plan."""
 
@@ -93,18 +185,21 @@ class Effort:
     proves: bool = (
         True  # False ends the search with its answers; other configurations keep the bounds of totals
     )
+    watch: SearchWatch = field(default_factory=SearchWatch, compare=False, repr=False)
 
 
-def effort_named(name: str) -> Effort:
+def effort_named(name: str, watch: SearchWatch | None = None) -> Effort:
     """Returns how hard to search.
 
-    Args: `name` is "quick" (answers, and the best configuration alone), "normal" (a bounded proof) or "full" (ten times the work).
+    Args: `name` is "quick" (answers, and the best configuration alone), "normal" (a bounded proof) or "full" (ten times
+      the work); `watch` follows the search.
     Raises: BadInput for another name.
     """
+    watch = watch or SearchWatch()
     if name == "quick":
-        return Effort(proves=False)
+        return Effort(proves=False, watch=watch)
     if name == "full":
-        return Effort(nodes=10 * NODES, proposals=4 * PROPOSALS, work_ns=10 * WORK_NS)
+        return Effort(nodes=10 * NODES, proposals=4 * PROPOSALS, work_ns=10 * WORK_NS, watch=watch)
     if name != "normal":
         raise BadInput(f"effort is '{name}'", where="--effort", allowed=", ".join(get_args(EffortName)))
-    return Effort()
+    return Effort(watch=watch)

@@ -14,30 +14,16 @@ from typing import Final, Literal, TypedDict
 from planner.errors import BadInput
 from planner.model import ModelGraph
 from planner.schedule import FAMILIES
+from planner.sums import parse
 
 Update = Literal["rolling", "barrier"]
 Held = Literal["", "gradients", "parameters"]  # what replicas share by element
 SAMPLES: Final = "samples"  # written in place of a grid: from the layer on, ranks share whole samples
 NO_GATHER: Final = "none"  # written in place of the layer before which shards are gathered
 
-PINS = (
-    "data",
-    "pipeline",
-    "spatial",
-    "gather",
-    "regrid",
-    "micro",
-    "schedule",
-    "pairs",
-    "chunks",
-    "recompute",
-    "shard",
-    "ema",
-    "update",
-    "cuts",
-    "stages",
-    "devices",
-    "out_of_order",
+PINS: Final = (
+    *("data", "pipeline", "spatial", "gather", "regrid", "micro", "schedule", "pairs", "chunks", "recompute"),
+    *("shard", "ema", "update", "cuts", "stages", "devices", "out_of_order", "sums"),
 )
 
 
@@ -69,6 +55,7 @@ class Pins:
     devices: int | None = None  # at most
     cuts: tuple[str, ...] | None = None  # layers that open a stage, until the model is known
     out_of_order: bool | None = None  # False leaves the family `overlap` out unless it is asked for
+    sums: str = ""  # the name of the sums of gradients; what replicas share is summed by parts and has none
 
 
 def pins(fix: Mapping[str, object], schedules: Sequence[str] | None) -> Pins:
@@ -105,6 +92,7 @@ def pins(fix: Mapping[str, object], schedules: Sequence[str] | None) -> Pins:
         devices=_whole(fix, "devices"),
         cuts=_cuts(fix),
         out_of_order=_flag(fix, "out_of_order"),
+        sums=str(parse(str(fix["sums"]), where="fix")) if "sums" in fix else "",
     )
 
 
@@ -170,7 +158,10 @@ class _Shard(TypedDict, total=False):
 def _shard(fix: Mapping[str, object]) -> _Shard:
     """Returns what replicas share: by whole parameters as a flag, by element with the number of ranks."""
     if fix.get("shard") is None:
-        return {}
+        return {"shard": False, "held": ""} if "sums" in fix else {}
+    if "sums" in fix and _WHOLE_SHARDS.get(str(fix["shard"]).lower(), True):
+        allowed = "sums with shard=none: shared parts have one way to be summed"
+        raise BadInput("both sums and shard are fixed", where="fix", allowed=allowed)
     what, _, ranks = str(fix["shard"]).lower().partition(":")
     if what in _WHOLE_SHARDS and not ranks:
         return {"shard": _WHOLE_SHARDS[what], "held": ""}
@@ -214,6 +205,7 @@ _FIELDS = {
     "schedule": ("schedules",),
     "spatial": ("spatial", "grid", "gather", "regrid"),
     "shard": ("shard", "held", "ranks"),
+    "sums": ("sums", "shard", "held", "ranks"),
 }  # where a key is not the field itself
 
 
@@ -264,7 +256,10 @@ def told(pinned: Pins) -> dict[str, str]:
         "recompute": pinned.recompute,
         "shard": (f"{pinned.held}:{pinned.ranks}" if pinned.ranks else pinned.held)
         if pinned.held
+        else None
+        if pinned.sums
         else pinned.shard,
+        "sums": pinned.sums or None,
         "schedule": families or None,
         "pairs": pinned.pairs,
         "chunks": pinned.chunks,

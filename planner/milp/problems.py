@@ -119,7 +119,7 @@ class Problems:
         byte = np.maximum.reduce([machine.byte_ns[np.ix_(pipe, pipe)] for pipe in place])
         groups = tuple(tuple(sorted(set(place[:, s].tolist()))) for s in stages)
         sums = self.machines.worker_sums(configuration, groups)
-        tie = self.machines.worker_sums(configuration, (tuple(range(configuration.workers)),))[0]
+        tie = self.machines.worker_sums(configuration, (tuple(range(configuration.workers)),), tied=True)[0]
         prefix, launch = _prefixes(tables, slowness), [launch_ns(fitted, kind) for kind in COMPUTE]
         rows: tuple[Sum, ...] = ()
         if configuration.held:

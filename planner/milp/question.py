@@ -106,6 +106,14 @@ class Question:
         if instance.pins.held and profile.kept.counts:
             said = f"pruned weights do not go with {instance.pins.held} shared by element"
             raise BadInput(said, where="fix shard", allowed="state, or none")
+        if instance.pins.sums and not self.cluster.of_hosts:
+            raise BadInput(
+                f"sums is {instance.pins.sums}", where="fix", allowed="nccl sums between GPUs: leave it out"
+            )
+        if instance.pins.sums == "nccl":
+            raise BadInput(
+                "sums is nccl", where="fix", allowed="ring, direct, rings K, colours K between hosts"
+            )
         _check_limits(instance)
         return instance
 
@@ -191,7 +199,8 @@ def solve(question: Question) -> Plan:
     """Returns the fastest plan that fits, with its certificate.
 
     Args: `question` says what is trained, on which machines, with what fixed.
-    Raises: BadInput where the question means nothing; Infeasible says what is missing, and what would fit.
+    Raises: BadInput where the question means nothing; Infeasible says what is missing, and what would fit;
+      KeyboardInterrupt where Ctrl-C came before any plan was found.
     Example: `solve(Question(profile=profiles.load(path), cluster=Cluster.load("cluster.yaml"), batch=64))`
     """
     return solve_with_search(question.instance(), question.effort)[0]
@@ -224,7 +233,13 @@ def _with_shares(instance: Instance, best: Plan | None, effort: Effort) -> Plan 
     def alike(posed: Instance) -> Plan | None:
         return _search(posed, effort)[0] if ranked(posed) else None
 
-    return best and (uneven(instance, best, alike) or best)
+    if best is None:
+        return None
+    try:
+        with effort.watch.aside():
+            return uneven(instance, best, alike) or best
+    except KeyboardInterrupt:  # before uneven shares were found to be faster
+        return best
 
 
 def _search(instance: Instance, effort: Effort) -> tuple[Plan | None, SearchState]:

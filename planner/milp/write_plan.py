@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from planner.arrays import IntArray
+from planner.arrays import NS_PER_S, IntArray
 from planner.cost import stage_of
 from planner.kept import KeptEntries
 from planner.milp.configurations.spatial_choices import choice_of
@@ -28,14 +28,17 @@ from planner.plan import (
     Plan,
     Prediction,
     Provenance,
+    SampleReading,
     ScheduleChoice,
     StagePlan,
     StageShard,
     StageTimes,
     places,
 )
+from planner.profile import SampleCost
 from planner.schedule import Kind
 from planner.simulate import PART_NAMES, compile, duration_vector, period
+from planner.sums import SumsByName, today
 
 
 def plan_of(space: Instance, posed: CutProblem, answer: Answer, certificate: Certificate) -> Plan:
@@ -57,6 +60,8 @@ def plan_of(space: Instance, posed: CutProblem, answer: Answer, certificate: Cer
         shard_optimizer=shape.shard,
         kept=_kept(profile.kept),
         ema=space.pins.ema,
+        sums=_sums(space, posed, answer.cut),
+        data=_reading(profile.samples),
         batch=Batch(samples=space.batch, micro=shape.micro, micros=shape.micros),
         axes=axes,
         schedule=schedule_choice(posed),
@@ -80,11 +85,29 @@ def plan_of(space: Instance, posed: CutProblem, answer: Answer, certificate: Cer
     )
 
 
+def _reading(found: SampleCost | None) -> SampleReading | None:
+    if found is None:
+        return None
+    return SampleReading(sample_ns=round(found.seconds * NS_PER_S), sample_bytes=found.sample_bytes)
+
+
 def _kept(entries: KeptEntries) -> KeptWeights | None:
     if not entries.counts:
         return None
     counts = {} if entries.even else dict(entries.counts)
     return KeptWeights(share=entries.share, digest=entries.digest, counts=counts)
+
+
+def _sums(space: Instance, posed: CutProblem, cut: IntArray) -> SumsByName | None:
+    """Returns how gradients are summed; None where each stage is as a run does it by itself."""
+    if posed.shape.holders == 1 or posed.shape.shard or posed.shape.held:
+        return None
+    own = str(today(posed.shape.holders))
+    names = tuple(
+        each.name(int(size)) or own
+        for each, size in zip(posed.sums, posed.own_bytes(cut[:-1], cut[1:]), strict=True)
+    )
+    return SumsByName(by=names, cards=space.cluster.interfaces) if {*names} - {own} else None
 
 
 def _with_near_rivals(proof: Certificate, high_ns: int) -> Certificate:

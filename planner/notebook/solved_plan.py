@@ -77,7 +77,8 @@ class SolvedPlan(Plan):
         asked = self.question.replace(
             batch=batch, memory_gib=memory_gib, nodes=nodes, network=network, schedule=schedule, fix=fix
         )
-        return SolvedPlan.of(solve(asked), asked, before=self)
+        with asked.effort.watch.stoppable():
+            return SolvedPlan.of(solve(asked), asked, before=self)
 
     def frontier(self) -> SolvedFrontier:
         """Returns the best trades of time against memory and against devices."""
@@ -189,4 +190,5 @@ class SolvedFrontier:
 
 
 def front(asked: Question) -> SolvedFrontier:
-    return SolvedFrontier(frontier(asked), asked)
+    with asked.effort.watch.stoppable():
+        return SolvedFrontier(frontier(asked), asked)

@@ -23,6 +23,7 @@ from planner import files
 from planner.cluster import Corrections
 from planner.files import Count, Flag, Natural, Part, Text
 from planner.plan.certificate import Certificate, of_version_1
+from planner.sums import SumsByName
 
 PLAN_VERSION: Final = 2
 
@@ -148,6 +149,16 @@ class KeptWeights(Part):
     )
 
 
+class SampleReading(Part):
+    """What the samples of a step take to be read, and where they are kept."""
+
+    sample_ns: Natural = Field(default=0, description="of one reader, for one sample; 0: not measured")
+    sample_bytes: Natural = Field(default=0, description="of one sample as tensors")
+    store: Literal["none", "ram"] = Field(
+        default="none", description="ram: the nodes keep the samples in memory"
+    )
+
+
 class Place(Part):
     rank: Natural
     node: Natural
@@ -249,7 +260,9 @@ class Plan(Part):
     ema: Flag = Field(
         False, description="whether memory counts the averages of parameters that `--ema` keeps"
     )
+    sums: SumsByName | None = Field(default=None, description="where gradients are not summed as by default")
     batch: Batch
+    data: SampleReading | None = Field(default=None, description="where reading samples was measured")
     axes: Axes
     schedule: ScheduleChoice
     stages: tuple[StagePlan, ...]
@@ -275,20 +288,3 @@ class Plan(Part):
         proof = data.get("certificate")
         changed = {"certificate": of_version_1(proof)} if isinstance(proof, dict) else {}
         return {**data, "version": PLAN_VERSION, **changed}
-
-
-def grids_of(stage: StagePlan) -> tuple[tuple[int, ...], ...]:
-    """Returns the grids that samples lie on in a stage, one after the other; none where samples are whole throughout.
-
-    Args: `stage` may change its grid on the way.
-    """
-    turned = (turn.spatial for turn in stage.regrid if not turn.samples)
-    return (*([stage.spatial] if stage.spatial else []), *turned)
-
-
-def shared_from(stage: StagePlan) -> str:
-    """Returns the name of the layer from which on ranks share the samples of a stage; empty where they do not.
-
-    Args: `stage` is any stage of a plan.
-    """
-    return next((turn.before for turn in stage.regrid if turn.samples), "")

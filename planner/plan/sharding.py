@@ -5,6 +5,8 @@ repeated block: layers whose names agree up to their first number, such as all o
 are a unit with those of the same module. Where a stage recomputes its early layers alone, no unit has layers of both
 kinds. A parameter that layers of several units use is a unit of its own. Units follow from the plan alone, so every
 rank derives the same ones.
+
+The end of the file says the same of the names of sums: who holds a stage, over which cards, and what is refused.
 """
 
 from __future__ import annotations
@@ -13,9 +15,10 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from itertools import groupby
 
-from planner.errors import Violation
+from planner.errors import BadInput, Violation
 from planner.model import ModelGraph
 from planner.plan.plan import Plan, StagePlan, StageShard
+from planner.sums import names_for, offered, parse
 
 STATE = StageShard(what="state")
 BY_ELEMENT = (
@@ -168,3 +171,52 @@ def _apart(plan: Plan, graph: ModelGraph) -> Iterator[Violation]:
         if len({shard_of(plan, stage) for stage in stages}) > 1:
             message = f"is in stages {', '.join(map(str, stages))}, which do not share it alike: the same shard in all"
             yield Violation(rule="shard", where=f"'{row.name}'", message=message)
+
+
+def holders_of(plan: Plan, stage: int) -> int:
+    """Returns how many ranks hold a stage, over pipes, replicas and shards.
+
+    Args: `stage` is a number of a stage.
+    """
+    workers = {row[stage] for row in plan.schedule.place}
+    return len(workers) * plan.axes.data * plan.axes.spatial
+
+
+def cards_of(plan: Plan) -> tuple[str, ...]:
+    """Returns the interfaces of the network cards that sums of a plan go over; none where it lists none."""
+    return plan.sums.cards if plan.sums is not None else ()
+
+
+def told_sums(plan: Plan) -> str:
+    """Returns how gradients are summed, in words; "" where that is as a run does by itself."""
+    if plan.sums is None:
+        return ""
+    over = f" over {', '.join(plan.sums.cards)}" if plan.sums.cards else ""
+    return ", ".join(dict.fromkeys(plan.sums.by)) + over
+
+
+def refused_sums(plan: Plan) -> Iterator[Violation]:
+    """Yields names of sums that the holders of a stage cannot use.
+
+    Args: `plan` may name any sums, or none.
+    """
+    if plan.sums is None:
+        return
+    if len(plan.sums.by) != len(plan.stages):
+        message = f"has {len(plan.sums.by)} names; {len(plan.stages)} stages need {len(plan.stages)}"
+        yield Violation(rule="sums", where="sums.by", message=message)
+        return
+    for stage, text in enumerate(plan.sums.by):
+        holders, cards, where = holders_of(plan, stage), max(1, len(plan.sums.cards)), f"sums.by[{stage}]"
+        try:
+            name = parse(text)
+        except BadInput as error:
+            yield Violation(rule="sums", where=where, message=f"{error.what}; {error.allowed}")
+            continue
+        if holders > 1 and not offered(name, holders, cards):
+            there = ", ".join(map(str, names_for(holders, cards)))
+            message = f"is {name}, which {holders} ranks over {cards} cards cannot use; they can {there}"
+            yield Violation(rule="sums", where=where, message=message)
+        if shard_of(plan, stage) is not None and str(name) != "direct":
+            message = f"is {name}, but replicas share the stage, and each sums its part: direct"
+            yield Violation(rule="sums", where=where, message=message)

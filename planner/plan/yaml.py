@@ -41,10 +41,16 @@ def dump(plan: Plan) -> str:
     data = plan.model_dump(mode="json")
     if data["fitted"] is None:
         del data["fitted"]
+    if data["data"] is None:
+        del data["data"]
+    elif data["data"]["store"] == "none":
+        del data["data"]["store"]
     if data["kept"] is None:
         del data["kept"]
     elif not data["kept"]["counts"]:
         del data["kept"]["counts"]
+    if plan.sums is None:
+        del data["sums"]
     if not plan.ema:
         del data["ema"]
     if not plan.batch.shares:

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sized
+from dataclasses import asdict
 from typing import NamedTuple
 
 from planner.arrays import NS_PER_S
 from planner.errors import BadInput
 from planner.model import Layer
-from planner.profile.profile import MOST_S, PERSISTENT, CostKey, LayerCost, OptimizerCost, Profile, Seconds
+from planner.profile.profile import (
+    MOST_S,
+    PERSISTENT,
+    CostKey,
+    LayerCost,
+    OptimizerCost,
+    Profile,
+    SampleCost,
+    Seconds,
+)
 
 MOST_BYTES = 2.0**44  # of one layer, for one micro-batch
 
@@ -43,6 +53,7 @@ def faults(profile: Profile) -> Iterator[Fault]:
         yield Fault(("workload",), "names no workload", "file.py, package.module, or the name of a model")
     if not 0 <= profile.others <= 1:
         yield Fault(("others",), f"others is {profile.others}", "a share from 0 to 1")
+    yield from _sample_faults(profile.samples)
     for row, (key, cost) in enumerate(profile.costs.items()):
         if key.signature not in layers:
             yield Fault(
@@ -78,6 +89,13 @@ def _instant(cost: LayerCost, trains: bool) -> Iterator[tuple[str, str, str]]:
     for name, seconds in passes.items():
         if 0 <= seconds < 0.5 / NS_PER_S:
             yield name, f"{name} takes no time", "a nanosecond or more"
+
+
+def _sample_faults(found: SampleCost | None) -> Iterator[Fault]:
+    for name, value in asdict(found).items() if found else ():
+        most = MOST_BYTES if name == "sample_bytes" else MOST_S
+        if not 0 <= value <= most:
+            yield Fault(("samples", name), f"{name} is {value}", f"0 to {most:g}")
 
 
 def _optimizer_faults(optimizer: OptimizerCost) -> Iterator[Fault]:

@@ -152,6 +152,21 @@ class OptimizerCost:
         return self.scatter_seconds_per_parameter or self.seconds_per_parameter.median
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleCost:
+    """The seconds and bytes that one process takes for a sample of the dataset, read whole."""
+
+    cold_s: float  # read for the first time
+    warm_s: float  # read again
+    collate_s: float  # joined to a batch
+    sample_bytes: int
+
+    @property
+    def seconds(self) -> float:
+        """Returns the seconds until a sample that was not read before is part of a batch."""
+        return self.cold_s + self.collate_s
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Profile(Shown):
     """The costs of every layer of a model on one device, with the model itself."""
@@ -166,6 +181,7 @@ class Profile(Shown):
     versions: Mapping[str, str]  # torch, shardwright, python
     failures: Mapping[CostKey, str] = field(default_factory=dict)  # rows that could not be had, and why
     others: float = 0.0  # share of the machine that other processes took while it was measured
+    samples: SampleCost | None = None  # None where batches are synthetic, or reading was not timed
     kept: KeptEntries = WHOLE  # of pruned weights, that plans are for; in no file
 
     @property

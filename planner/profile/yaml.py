@@ -12,7 +12,7 @@ from planner import files
 from planner.files import WrongKey, decode, parse_document, write_whole
 from planner.model import Buffer, Layer, ModelGraph, Parameter, Value, inconsistency
 from planner.profile.check import check, faults
-from planner.profile.profile import CostKey, LayerCost, OptimizerCost, Profile, Seconds
+from planner.profile.profile import CostKey, LayerCost, OptimizerCost, Profile, SampleCost, Seconds
 
 PROFILE_VERSION = 1
 MOST_BYTES = 64 * 2**20  # of a profile file
@@ -95,6 +95,7 @@ class Document:
     costs: tuple[CostRow, ...]
     failures: tuple[FailureRow, ...] = ()
     others: float = 0.0
+    samples: SampleCost | None = None
 
 
 def dumps(profile: Profile) -> str:
@@ -113,6 +114,7 @@ def dumps(profile: Profile) -> str:
         "source": profile.source,
         "versions": dict(profile.versions),
         **({"others": profile.others} if profile.others else {}),
+        **({"samples": asdict(profile.samples)} if profile.samples else {}),
         "optimizer": {k: x for k, x in asdict(profile.optimizer).items() if x or k not in _UNUSUAL},
         "graph": profile.graph.to_dict(),
         "costs": [
@@ -208,6 +210,7 @@ def _profile(document: Document) -> Profile:
         versions=document.versions,
         failures={_key(row): row.why for row in document.failures},
         others=document.others,
+        samples=document.samples,
     )
 
 

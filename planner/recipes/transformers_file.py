@@ -30,6 +30,7 @@ class Recipe:
     auto: str
     functions: str
     switches: tuple[tuple[str, object], ...] = ()
+    constants: str = ""
 
 
 CAUSAL = """
@@ -84,13 +85,75 @@ def loss(outputs, targets):
     lengths = torch.full((n,), frames.shape[0]), torch.full((n,), targets.shape[1])
     return torch.nn.functional.ctc_loss(frames, targets, *lengths, zero_infinity=True)
 """
+MASKED = """
+def batch(n, length=128):  # replace by your own tokens
+    tokens = torch.randint(CONFIG.vocab_size, (n, length))
+    hidden = torch.rand(n, length) < 0.15
+    return {"input_ids": tokens.masked_fill(hidden, MASK)}, tokens.masked_fill(~hidden, -100)
+
+
+def loss(outputs, targets):  # a sum and a count: micro-batches hide different numbers of tokens
+    total = torch.nn.functional.cross_entropy(outputs.logits.flatten(0, 1), targets.flatten(), reduction="sum")
+    return total, (targets != -100).sum()
+
+
+def metrics(outputs, targets):
+    hidden = targets != -100
+    return {"accuracy": (((outputs.logits.argmax(-1) == targets) & hidden).sum(), hidden.sum())}
+"""
+TOKENS = """
+def batch(n, length=128):  # replace by your own tokens and a label for each
+    tokens = torch.randint(CONFIG.vocab_size, (n, length))
+    return {"input_ids": tokens}, torch.randint(LABELS, (n, length))
+
+
+def loss(outputs, targets):
+    return torch.nn.functional.cross_entropy(outputs.logits.flatten(0, 1), targets.flatten())
+
+
+def metrics(outputs, targets):
+    return {"accuracy": ((outputs.logits.argmax(-1) == targets).sum(), targets.numel())}
+"""
+TRANSLATION = """
+def batch(n, length=64):  # replace by your own tokens
+    tokens = torch.randint(3, CONFIG.vocab_size, (2, n, length))
+    return {"input_ids": tokens[0], "labels": tokens[1]}, tokens[1]
+
+
+def loss(outputs, targets):
+    return outputs.loss  # a mean over tokens, computed by the model from its labels
+
+
+def metrics(outputs, targets):
+    return {"next_token": ((outputs.logits.argmax(-1) == targets).sum(), targets.numel())}
+"""
+SPEECH = """
+def batch(n, length=32):  # replace by your own spectrograms and tokens
+    features = torch.randn(n, CONFIG.num_mel_bins, 2 * CONFIG.max_source_positions)
+    tokens = torch.randint(CONFIG.vocab_size, (n, length))
+    return {"input_features": features, "labels": tokens}, tokens
+
+
+def loss(outputs, targets):
+    return outputs.loss  # a mean over tokens, computed by the model from its labels
+
+
+def metrics(outputs, targets):
+    return {"next_token": ((outputs.logits.argmax(-1) == targets).sum(), targets.numel())}
+"""
 TASKS = {
     "causal-lm": Recipe("AutoModelForCausalLM", CAUSAL),
+    "masked-lm": Recipe("AutoModelForMaskedLM", MASKED, constants="MASK = 103  # of your tokenizer\n"),
+    "seq2seq-lm": Recipe(
+        "AutoModelForSeq2SeqLM", TRANSLATION, (("pad_token_id", 0), ("decoder_start_token_id", 0))
+    ),
+    "token-classification": Recipe("AutoModelForTokenClassification", TOKENS, (("num_labels", 5),)),
     "sequence-classification": Recipe(
         "AutoModelForSequenceClassification", SEQUENCE, (("num_labels", 2), ("pad_token_id", 0))
     ),
     "image-classification": Recipe("AutoModelForImageClassification", IMAGE, (("num_labels", 10),)),
     "ctc": Recipe("AutoModelForCTC", CTC),
+    "speech-to-text": Recipe("AutoModelForSpeechSeq2Seq", SPEECH),
 }
 FILE = '''"""{title} for {task}, from the configuration of transformers; written by `shardwright init`.
 
@@ -105,7 +168,9 @@ from transformers import {auto}, {config}
 
 def build(layers: int | None = None):
     if layers is not None:
-        CONFIG.num_hidden_layers = layers
+        for name in ("num_hidden_layers", "num_decoder_layers", "decoder_layers"):
+            if hasattr(CONFIG, name):
+                setattr(CONFIG, name, layers)
     return {auto}.from_config(CONFIG, attn_implementation="{attention}")
 
 {functions}
@@ -140,7 +205,7 @@ def transformers_file(name: str, task: str) -> str:
         task=task,
         auto=recipe.auto,
         config=kind.__name__,
-        labels=f"LABELS = {labels}\n" if labels else "",
+        labels=recipe.constants + (f"LABELS = {labels}\n" if labels else ""),
         arguments=", ".join(words),
         attention=_attention(kind, recipe),
         functions=recipe.functions.rstrip() + "\n",

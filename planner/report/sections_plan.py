@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from planner.plan import Plan, StagePlan, told_shared
+from planner.plan import Plan, StagePlan, told_shared, told_sums
 from planner.report.contents import Contents
 from planner.report.widgets import MOST_LISTED, facts, mesh, meter, page_table, scatter, section, strip
 from planner.show import RIVAL_HEADS, RivalRow, escaped, folded, proof_list, rival_rows, verdict
@@ -184,7 +184,8 @@ def next_steps(found: Contents) -> str:
 def _shared(plan: Plan) -> list[str]:
     """Returns what replicas share, for the optimizer's line."""
     state = ["state shared among replicas"] if plan.shard_optimizer else []
-    return state + [f"replicas share {told}" for told in [told_shared(plan)] if told]
+    held = [f"replicas share {told}" for told in [told_shared(plan)] if told]
+    return state + held + [f"gradients summed by {told}" for told in [told_sums(plan)] if told]
 
 
 _GAP = 0.005  # below, another search is not worth its time

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from planner.errors import BadInput
-from planner.explore import Explanation, PlanParts, PrunedState
-from planner.plan import Plan, distinct_replicas, times_of, world_size
+from planner.explore import Explanation, MoreMemory, PlanParts, PrunedState
+from planner.plan import Plan, distinct_replicas, reading_ns, times_of, world_size
 from planner.show import figures
 from planner.show.plain import block, paragraph, table
-from planner.show.rivals import configuration_text, rivals_text
+from planner.show.rivals import configuration_text, reading_text, rivals_text
 from planner.shown import Shown
 from planner.simulate import period_of_replica, simulate_plan
 from planner.terminal import columns
@@ -30,6 +30,7 @@ def explanation_text(found: Explanation) -> str:
         f"{table}\n" if table else "",
         _made_of(found.chosen),
         _waits(found.plan),
+        reading_text(found.plan),
         _hidden(found),
         _errors(found),
         _memory(found),
@@ -91,6 +92,8 @@ def _errors(found: Explanation) -> str:
 
 def _memory(found: Explanation) -> str:
     room, step_ns = found.room, found.plan.prediction.step_ns
+    if room is None:
+        return "More memory: not looked into, since the search was stopped."
     more = f"More memory: {format_bytes(room.more_bytes)} more on each device would"
     if room.step_ns < step_ns:
         saved = step_ns - room.step_ns
@@ -121,6 +124,15 @@ def _overhead(found: Explanation) -> str:
     )
 
 
+def _room_dict(room: MoreMemory) -> dict[str, object]:
+    return {
+        "more_bytes": room.more_bytes,
+        "step_ns": room.step_ns,
+        "plan": configuration_text(room.configuration),
+        "free_bytes": room.free_bytes,
+    }
+
+
 def explanation_dict(found: Explanation) -> dict[str, object]:
     """Returns an explanation as `--json` prints it.
 
@@ -141,15 +153,10 @@ def explanation_dict(found: Explanation) -> dict[str, object]:
         "within_error": [told(part) for part in found.within_error],
         "error": found.error,
         "within": found.within,
-        "more_memory": {
-            "more_bytes": found.room.more_bytes,
-            "step_ns": found.room.step_ns,
-            "plan": configuration_text(found.room.configuration),
-            "free_bytes": found.room.free_bytes,
-        },
+        "more_memory": None if found.room is None else _room_dict(found.room),
         "in_one_sum_ns": found.in_one.step_ns if found.in_one else None,
         "overhead": found.overhead.ratio if found.overhead else None,
-    }
+    } | ({"reading_ns": reading_ns(found.plan)} if found.plan.data else {})
 
 
 if TYPE_CHECKING:

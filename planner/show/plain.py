@@ -9,14 +9,19 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from math import prod
+from typing import TYPE_CHECKING
 
+from planner.arrays import NS_PER_S
 from planner.cluster import NOTABLE_SHARE, Cluster, total_devices
 from planner.plan import Plan, StagePlan
 from planner.profile import CostKey, LayerCost, Profile, kept_values
 from planner.show.proof import plan_lines, shown_arguments
 from planner.show.rivals import rivals_text
 from planner.terminal import columns
-from planner.units import format_bytes, format_duration
+from planner.units import format_bytes, format_duration, format_percent
+
+if TYPE_CHECKING:
+    from planner.milp import SearchProgress
 
 _NAMED = 6  # layers of a list
 
@@ -101,11 +106,17 @@ def of_profile(profile: Profile) -> str:
 
 
 def _beside(profile: Profile) -> Iterator[str]:
-    """Yields that the machine was busy with something else, where it was."""
+    """Yields that the machine was busy with something else, and what reading samples takes, where either is so."""
     if profile.others > NOTABLE_SHARE:
         yield (
             f"Other processes took {profile.others:.0%} of this machine while it was measured, so that times may be "
             "off by more than their spread. Measure again when the machine is idle."
+        )
+    if (cost := profile.samples) is not None:
+        yield (
+            f"One process takes {format_duration(cost.cold_s * NS_PER_S)} to read a sample of the dataset "
+            f"({format_bytes(cost.sample_bytes)}), {format_duration(cost.warm_s * NS_PER_S)} when it reads it again, and "
+            f"{format_duration(cost.collate_s * NS_PER_S)} to join it to a batch."
         )
 
 
@@ -158,6 +169,15 @@ def _missing(profile: Profile) -> Iterator[str]:
 
 def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+
+
+def words(found: SearchProgress) -> list[str]:
+    """Returns how far a search is in words for one line, what matters most first."""
+    said = [f"{found.done:,} of {found.all:,} configurations"]
+    said += ["nothing found yet" if found.best_ns is None else f"best {format_duration(found.best_ns)}"]
+    if found.bound_ns is not None and found.gap is not None:
+        said += [f"none below {format_duration(found.bound_ns)}", f"gap {format_percent(found.gap)}"]
+    return said
 
 
 def of_cluster(cluster: Cluster) -> str:

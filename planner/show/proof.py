@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from planner.plan import MOST_NEAR, Certificate, Plan, SearchSpace, told_shared, world_size
+from planner.plan import MOST_NEAR, Certificate, Plan, SearchSpace, told_shared, told_sums, world_size
 from planner.show.rivals import error_of, on_hosts, paired, rival_rows
 from planner.units import format_duration, format_percent, format_rate, number_word, plural
 
@@ -59,8 +59,7 @@ def how(plan: Plan) -> str:
     Example: "2 replicas, no pipeline, 2 micro-batches of 2".
     """
     axes, schedule, batch = plan.axes, plan.schedule, plan.batch
-    parts = [f"{axes.data} replicas" if axes.data > 1 else ""]
-    parts.append(_pipeline(plan))
+    parts = [f"{axes.data} replicas" if axes.data > 1 else "", _pipeline(plan)]
     grid = next((stage.spatial for stage in plan.stages if stage.spatial), ())
     parts.append(f"each sample in {'x'.join(map(str, grid))} shards" if axes.spatial > 1 else "")
     least = f"{min(batch.shares)} to " if batch.shares else ""
@@ -72,8 +71,9 @@ def how(plan: Plan) -> str:
         extra.append(f"{recomputed} of {plural(len(plan.stages), 'stage')} recompute")
     extra += ["optimizer state is sharded"] if plan.shard_optimizer else []
     extra += [f"replicas share {told}"] if (told := told_shared(plan)) else []
+    extra += [f"gradients are summed by {told}"] if (told := told_sums(plan)) else []
     extra += ["updates overlap with the next step"] if schedule.update == "rolling" else []
-    return "; ".join([", ".join(part for part in parts if part), *extra])
+    return "; ".join([", ".join(filter(None, parts)), *extra])
 
 
 def _pipeline(plan: Plan) -> str:

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from planner.plan import Certificate, Plan, PlannedConfiguration, Rival, RivalKind
+from planner.plan import (
+    UNSEEN,
+    Certificate,
+    Plan,
+    PlannedConfiguration,
+    Rival,
+    RivalKind,
+    awaited_ns,
+    readers,
+    reading_ns,
+)
 from planner.schedule import FAMILIES
 from planner.terminal import columns
 from planner.units import format_bytes, format_duration, format_percent, numbered, plural
 
+MOST_READERS = 4096  # of a rank, as `launch` takes them
 _ZERO_BUBBLE = ("zb-h1", "zb-h2", "zb-v")
 _KINDS = {
     "data_parallel": "data parallel",
@@ -49,10 +60,13 @@ class RivalRow(NamedTuple):
 
 
 RIVAL_HEADS = ("plan", "configuration", "step", "slower", "idle", "sums", "messages", "peak memory", "")
+_UNDER = ("configuration", "idle", "sums", "messages", "")  # below their row in a narrow terminal
 
 
 def rival_rows(plan: Plan) -> list[RivalRow]:
-    """Returns the plan and those that were priced beside it, the fastest first; each configuration and step once.
+    """Returns the plan and those that were priced beside it: data parallelism, then the fastest first.
+
+    Each configuration and step is told once.
 
     Args: a plan without a certificate has no rows.
     """
@@ -69,7 +83,8 @@ def rival_rows(plan: Plan) -> list[RivalRow]:
             seen.add(key)
             others.append(_row(plan, rival, _name(rival)))
     never = max((row.step_ns or 0 for row in others), default=0) + 1
-    return [*own, *sorted(others, key=lambda row: never if row.step_ns is None else row.step_ns)]
+    others.sort(key=lambda row: never if row.step_ns is None else row.step_ns)
+    return [*own, *sorted(others, key=lambda row: row.kind != "data_parallel")]
 
 
 def _same(proof: Certificate, chosen: Rival) -> str:
@@ -103,7 +118,7 @@ def _row(plan: Plan, rival: Rival, name: str) -> RivalRow:
         mark = "within the error" if own.high_ns > own.step_ns else "takes as long"
     elif rival.step_ns < own.step_ns:
         mark = "faster, but not what was asked for"
-    slower = "" if rival.kind == "chosen" else format_percent(rival.step_ns / max(own.step_ns, 1) - 1)
+    slower = "" if rival.kind == "chosen" else _against(rival.step_ns / max(own.step_ns, 1) - 1)
     return RivalRow(
         name,
         configuration,
@@ -118,6 +133,15 @@ def _row(plan: Plan, rival: Rival, name: str) -> RivalRow:
         rival.step_ns,
         near,
     )
+
+
+def _against(share: float) -> str:
+    """Returns how much longer a step takes than the plan's, with its sign.
+
+    Example: _against(0.25) is "+25.0 %".
+    """
+    said = format_percent(share)
+    return said if said[0] in "-<" or not share else f"+{said}"
 
 
 def _beside(plan: Plan, rival: Rival) -> str:
@@ -172,13 +196,42 @@ def rivals_text(plan: Plan) -> str:
     Returns: the empty text where nothing was priced beside the plan.
     """
     rows = rival_rows(plan)
-    return columns([row.cells() for row in rows], RIVAL_HEADS) if rows else ""
+    return columns([row.cells() for row in rows], RIVAL_HEADS, under=_UNDER) if rows else ""
 
 
 def on_hosts(plan: Plan) -> list[str]:
-    """Returns the memory of the fullest worker and what its process keeps; nothing of a plan for other devices."""
+    """Returns the memory of the fullest worker and what its process keeps, and what reading samples adds to a step.
+
+    Args: `plan` may be for other devices, and say nothing of its samples.
+    """
+    read_ns = reading_ns(plan)
+    slow = read_ns > UNSEEN * plan.prediction.step_ns
+    read = (
+        [f"  reading samples takes a rank {format_duration(read_ns)} a step; see --data-workers"]
+        if slow
+        else []
+    )
     fullest = max(plan.prediction.memory, key=lambda memory: memory.total, default=None)
     if fullest is None or not fullest.margin or not plan.provenance.profile.startswith("cpu"):
-        return []
+        return read
     held, margin = format_bytes(fullest.total - fullest.margin), format_bytes(fullest.margin)
-    return [f"  a rank holds up to {held}; {margin} of its host are left to its process and to fragments"]
+    return [
+        f"  a rank holds up to {held}; {margin} of its host are left to its process and to fragments",
+        *read,
+    ]
+
+
+def reading_text(plan: Plan) -> str:
+    """Returns what reading samples adds to a step, and how many readers would hide it; empty where it hides.
+
+    Args: `plan` says nothing where reading was not measured.
+    """
+    step_ns, read_ns = plan.prediction.step_ns, reading_ns(plan)
+    if plan.data is None or read_ns <= UNSEEN * step_ns:
+        return ""
+    each = f"{format_duration(plan.data.sample_ns)} a sample, {format_duration(read_ns)} a step and rank"
+    hidden = plural(readers(plan, MOST_READERS), "reader")
+    return (
+        f"Reading samples takes {each}. A rank that reads alone has steps of {format_duration(awaited_ns(plan, 0))}; "
+        f"{hidden} a rank would hide it, and `--data-workers auto` takes as many as there are cores."
+    )

@@ -17,7 +17,7 @@ from planner.explore import (
     ScalingRow,
     Sweep,
 )
-from planner.plan import Plan, told_shared
+from planner.plan import Plan, told_shared, told_sums
 from planner.show.pictures import dots
 from planner.show.plain import block, paragraph, table
 from planner.terminal import columns
@@ -94,6 +94,7 @@ def shape(plan: Plan) -> str:
     parts += ["recompute"] if any(stage.recompute for stage in plan.stages) else []
     parts += ["sharded optimizer"] if plan.shard_optimizer else []
     parts += [told] if (told := told_shared(plan)) else []
+    parts += [f"sums {told}"] if (told := told_sums(plan)) else []
     return ", ".join(parts)
 
 

@@ -2,27 +2,26 @@
 
 In go results, notes, errors, progress and tables; out goes text. Results go to standard output, all else to standard
 error.
-Start reading in `console.py`; `progress.py` shows how far a long task is.
+Start reading in `console.py`; `layout.py` wraps, aligns and colours.
 """
 
 from planner.terminal.console import (
+    LiveLine,
     Output,
+    Report,
     answers_alone,
-    columns,
-    grids,
     patient,
     report_error,
-    whole_numbers,
 )
-from planner.terminal.progress import Report
+from planner.terminal.layout import columns, say
 
 __all__ = [
+    "LiveLine",
     "Output",
     "Report",
     "answers_alone",
     "columns",
-    "grids",
     "patient",
     "report_error",
-    "whole_numbers",
+    "say",
 ]

@@ -1,31 +1,28 @@
 """The voice of every command: people read standard output, programs read one JSON object there with `--json`.
 
-All text goes through `printable`, so that no file that a command has read can steer the terminal.
-
-Tables are plain, so that they are legible in a log, and in a terminal as narrow as it may be.
+All text goes through `printable`, so that no file that a command has read can steer the terminal, and is laid out for
+the terminal that takes it (`layout.py`). What takes long says how it goes: a bar or a line on a terminal, now and then a
+line elsewhere.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
-import shutil
 import sys
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
 from dataclasses import dataclass
-from itertools import zip_longest
-from typing import TextIO
+from types import TracebackType
+from typing import TYPE_CHECKING, TextIO
 
-from planner.errors import BadInput, ShardwrightError, causes
-from planner.shown import one_line, printable
+from planner.errors import ShardwrightError, causes
+from planner.shown import printable
+from planner.terminal.layout import room_of, say
 
-MOST_RARELY_S = 300.0  # between two words of what takes long
 LONGEST_LINE = 4096  # characters of a message
 
 _ANSWERS: ContextVar[TextIO | None] = ContextVar("_ANSWERS", default=None)
@@ -56,14 +53,54 @@ class Output:
 
         Args: `data` is what JSON can hold, for `--json`; `text` is called for people only.
         """
-        print(json.dumps(data) if self.as_json else printable(text()), file=_ANSWERS.get(), flush=True)
+        if self.as_json:
+            print(json.dumps(data), file=_ANSWERS.get(), flush=True)
+        else:
+            say(printable(text()), _ANSWERS.get() or sys.stdout)
+
+    def file(self, data: object, text: str) -> None:
+        """Prints the text of a file, such as a script, whose lines stay as they are.
+
+        Args: `data` and `text` are as in `result`.
+        """
+        print(json.dumps(data) if self.as_json else printable(text), file=_ANSWERS.get(), flush=True)
 
     def note(self, text: str) -> None:
         """Prints a line to standard error, which is never part of the result.
 
         Args: `text` is for people.
         """
-        print(printable(text), file=sys.stderr, flush=True)
+        say(printable(text), sys.stderr)
+
+
+def report_error(error: ShardwrightError, *, as_json: bool) -> int:
+    """Prints an error to standard error, and as JSON to standard output where that is asked for.
+
+    Returns: the exit status of the command.
+    """
+    because = causes(error)
+    if as_json:
+        told: dict[str, object] = {"kind": type(error).__name__, "message": str(error)}
+        told |= {"causes": because} if because else {}
+        print(json.dumps({"error": told}), file=_ANSWERS.get())
+    said = [f"error: {_within(str(error))}", *map(_within, because)]
+    say("\n  caused by ".join(map(printable, said)), sys.stderr)
+    return error.status
+
+
+def _within(text: str) -> str:
+    """Returns a message whose lines are cut where they are too long to be read."""
+    lines = (line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}..." for line in text.split("\n"))
+    return "\n".join(lines)
+
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+FIRST_LINE_S = 1.0  # what takes less is not spoken of
+SECONDS_BETWEEN_LINES = 10.0
+MOST_RARELY_S = 300.0  # between two words of what takes long
+_A_SECOND = 4  # times that a line in place is written
 
 
 @contextmanager
@@ -89,125 +126,148 @@ def patient(doing: str, first_s: float = 1.0) -> Iterator[None]:
         teller.join()
 
 
-def report_error(error: ShardwrightError, *, as_json: bool) -> int:
-    """Prints an error to standard error, and as JSON to standard output where that is asked for.
+class Report:
+    """A report of progress. The bar needs a thread and appears when first there is something to show.
 
-    Returns: the exit status of the command.
+    Until then this process may fork.
     """
-    because = causes(error)
-    if as_json:
-        told: dict[str, object] = {"kind": type(error).__name__, "message": str(error)}
-        told |= {"causes": because} if because else {}
-        print(json.dumps({"error": told}), file=_ANSWERS.get())
-    said = [f"error: {_within(str(error))}", *map(_within, because)]
-    print("\n  caused by ".join(map(printable, said)), file=sys.stderr)
-    return error.status
+
+    def __init__(self, title: str, stream: TextIO | None = None) -> None:
+        self._title, self._stream = printable(title), stream or sys.stderr
+        self._begun = self._spoken = time.monotonic()
+        self._pause_s, self._doing = FIRST_LINE_S, ""
+        self._bar: Progress | None = None
+
+    def __enter__(self) -> Report:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def at(self, share: float, doing: str = "") -> None:
+        """Reports progress; to be called often. A step that is named is spoken of once it has lasted a second.
+
+        Args: `share` is between 0 and 1; `doing` names the step.
+        """
+        now = time.monotonic()
+        if doing != self._doing:
+            self._doing, self._pause_s, self._spoken = doing, FIRST_LINE_S, now
+        if self._stream.isatty():
+            self._shown(share)
+        elif now - self._spoken > self._pause_s:
+            self._spoken, self._pause_s = now, SECONDS_BETWEEN_LINES
+            print(self.line(share, now - self._begun), file=self._stream, flush=True)
+
+    @contextmanager
+    def step(self, share: float, doing: str) -> Iterator[None]:
+        """Reports a step in which nobody can call `at`, while it is entered.
+
+        Args: `share` is between 0 and 1; `doing` names the step.
+        """
+        self._doing = doing
+        if self._stream.isatty():
+            self._shown(share)
+            yield
+        else:
+            with patient(self._named, FIRST_LINE_S):
+                yield
+
+    def say(self, text: str) -> None:
+        """Prints a line where progress is reported.
+
+        Args: `text` is for people.
+        """
+        print(printable(text), file=self._stream, flush=True)
+
+    def line(self, share: float, spent_s: float) -> str:
+        """Returns the line that is printed where there is no terminal.
+
+        Args: `share` is between 0 and 1; `spent_s` is seconds since the start.
+        """
+        left = f", about {spent_s * (1 - share) / share:.0f} s left" if share > 0 else ""
+        return f"{self._named}: {share:.0%}{left}"
+
+    @property
+    def _named(self) -> str:
+        return f"{self._title}: {printable(self._doing)}" if self._doing else self._title
+
+    def _shown(self, share: float) -> None:
+        if self._bar is None:
+            self._bar = _bar(self._stream)
+            self._bar.start()
+            self._bar.add_task(self._named, total=1.0)
+        self._bar.update(self._bar.task_ids[0], completed=share, description=self._named)
 
 
-def _within(text: str) -> str:
-    """Returns a message whose lines are cut where they are too long to be read."""
-    lines = (line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}..." for line in text.split("\n"))
-    return "\n".join(lines)
+class LiveLine:
+    """One line that says how a long task goes: in place on a terminal, elsewhere now and then where that is asked for."""
+
+    def __init__(self, title: str, *, anyway: bool = False, stream: TextIO | None = None) -> None:
+        self._title, self._stream = printable(title), stream or sys.stderr
+        self._in_place = self._stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._wanted = anyway or self._stream.isatty()
+        self._words: Sequence[str] = ()
+        self._done, self._begun = threading.Event(), 0.0
+        self._teller = threading.Thread(target=self._go, name="line", daemon=True)
+
+    def __enter__(self) -> LiveLine:
+        self._begun = time.monotonic()
+        if self._wanted:
+            self._teller.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._done.set()
+        if self._wanted:
+            self._teller.join()
+
+    def tell(self, words: Sequence[str]) -> None:
+        """Takes what the line says from now on.
+
+        Args: `words` are parts of the line, what matters most first.
+        """
+        self._words = words
+
+    def text(self, spent_s: float, room: int | None = None) -> str:
+        """Returns the line, without the last parts where the room is too small for all.
+
+        Args: `spent_s` is seconds since the start.
+        """
+        parts = [*self._words, f"{spent_s:.0f} s"]
+        while room is not None and parts and len(self._title) + 2 + len(", ".join(parts)) > room:
+            parts.pop()
+        return f"{self._title}: {', '.join(parts)}" if parts else ""
+
+    def _go(self) -> None:
+        pause_s, shown = FIRST_LINE_S, False
+        while not self._done.wait(pause_s):
+            room = room_of(self._stream)
+            said = self.text(time.monotonic() - self._begun, None if room is None else room - 1)
+            shown = shown or self._in_place
+            print(
+                f"\r\x1b[2K{said}" if self._in_place else said, end="" if shown else "\n", file=self._stream
+            )
+            self._stream.flush()
+            pause_s = 1 / _A_SECOND if shown else min(2 * pause_s, MOST_RARELY_S)
+        if shown:
+            print("\r\x1b[2K", end="", file=self._stream, flush=True)
 
 
-def whole_numbers(text: str, option: str) -> tuple[int, ...]:
-    """Reads a list of whole numbers, such as `1,2,4`.
+def _bar(stream: TextIO) -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    Returns: the numbers in order and without repeats.
-    Raises: BadInput that names `option`, for anything else or a number below 1.
-    """
-    try:
-        numbers = sorted({int(word) for word in text.split(",")})
-    except ValueError:
-        raise BadInput(
-            f"'{text}' is no list of whole numbers", where=option, allowed="such as 1,2,4"
-        ) from None
-    if numbers[0] < 1:
-        raise BadInput(f"{numbers[0]} is too small", where=option, allowed="1 or more")
-    return tuple(numbers)
-
-
-def grids(text: str, option: str) -> tuple[tuple[int, ...], ...]:
-    """Reads a list of grids, such as `1,2,2x2`.
-
-    Returns: the parts along each dimension of every grid; grids of one part, 1 or 1x1, are left out.
-    Raises: BadInput that names `option`, for anything else or a part below 1.
-    """
-    try:
-        found = [tuple(int(part) for part in word.split("x")) for word in text.split(",")]
-    except ValueError:
-        raise BadInput(f"'{text}' is no list of parts", where=option, allowed="such as 1,2,2x2") from None
-    least = min(part for grid in found for part in grid)
-    if least < 1:
-        raise BadInput(f"{least} is too small", where=option, allowed="1 or more")
-    return tuple(dict.fromkeys(grid for grid in found if max(grid) > 1))
-
-
-GAP = "  "
-LEAST = 12  # columns of text that words are wrapped into; narrower, a row becomes a paragraph
-
-
-def columns(rows: Sequence[Sequence[object]], heads: Sequence[str], *, width: int | None = None) -> str:
-    """Sets rows as a table; numbers stand right.
-
-    Cells wider than the terminal (or COLUMNS) wrap their words, or else each row becomes a paragraph. Files and pipes
-    get whole lines.
-
-    Args: `width` replaces the width of the terminal.
-    Returns: lines without a line break at the end.
-    """
-    table = [list(heads), *([one_line(str(cell)) for cell in row] for row in rows)]
-    wide = [max(map(len, column)) for column in zip(*table, strict=True)]
-    right = [len(table) > 1 and all(map(_number, column[1:])) for column in zip(*table, strict=True)]
-    room = room_of_terminal() if width is None else width
-    if room is not None:
-        fitted = _fitted(wide, right, room)
-        if fitted is None:
-            return "\n".join(_paragraph(table[0], row, room) for row in table[1:])
-        wide = fitted
-    return "\n".join(line for row in table for line in _lines(row, wide, right))
-
-
-def room_of_terminal() -> int | None:
-    """Returns the characters of a line: COLUMNS, or the terminal's width; None where there is neither."""
-    said = os.environ.get("COLUMNS", "")
-    if said.isdigit() and int(said):
-        return max(int(said), 20)
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-
-
-def _fitted(wide: Sequence[int], right: Sequence[bool], room: int) -> list[int] | None:
-    """Takes from the widest columns of words until all fit; None where that leaves too little of them."""
-    found = list(wide)
-    words = [i for i, numbers in enumerate(right) if not numbers and wide[i] > LEAST]
-    while (over := sum(found) + len(GAP) * (len(found) - 1) - room) > 0:
-        widest = max(words, key=lambda i: found[i], default=None)
-        if widest is None or found[widest] <= LEAST:
-            return None
-        found[widest] -= 1 if over < len(found) else min(over // len(found), found[widest] - LEAST)
-    return found
-
-
-def _lines(row: Sequence[str], wide: Sequence[int], right: Sequence[bool]) -> list[str]:
-    cells = [
-        textwrap.wrap(cell, w, break_on_hyphens=False) if len(cell) > w else [cell]
-        for cell, w in zip(row, wide, strict=True)
-    ]
-    return [
-        GAP.join(
-            text.rjust(w) if r else text.ljust(w) for text, w, r in zip(line, wide, right, strict=True)
-        ).rstrip()
-        for line in zip_longest(*cells, fillvalue="")
-    ]
-
-
-def _paragraph(heads: Sequence[str], row: Sequence[str], room: int) -> str:
-    told = [f"{head} {cell}".strip() for head, cell in zip(heads, row, strict=True) if cell]
-    return textwrap.fill("; ".join(told), room, subsequent_indent=GAP, break_on_hyphens=False)
-
-
-_WORDS = re.compile(r"\d+[a-z]\d|.*, ")  # "1f1b", or a list such as "2 replicas, 4 workers"
-
-
-def _number(text: str) -> bool:
-    return not text or ((text[0].isdigit() or text[0] in "-+.<") and not _WORDS.match(text))
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=Console(file=stream),
+        refresh_per_second=2,  # what is measured beside it in this process should not notice
+    )

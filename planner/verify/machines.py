@@ -10,7 +10,7 @@ from itertools import pairwise
 from planner import cluster as clusters
 from planner.cluster import Cluster
 from planner.errors import Violation
-from planner.plan import Plan, coordinates, ranks_of_worker, world_size
+from planner.plan import Plan, cards_of, coordinates, ranks_of_worker, told_sums, world_size
 
 
 def rows(plan: Plan) -> Iterator[Violation]:
@@ -96,7 +96,7 @@ def violations(plan: Plan, cluster: Cluster) -> list[Violation]:
 
     Args: `plan` may have any table of places; `table` judges the table itself.
     """
-    return [*_devices(plan, cluster), *_limits(plan, cluster)]
+    return [*_devices(plan, cluster), *_limits(plan, cluster), *_sums(plan, cluster)]
 
 
 def _devices(plan: Plan, cluster: Cluster) -> Iterator[Violation]:
@@ -118,3 +118,17 @@ def _limits(plan: Plan, cluster: Cluster) -> Iterator[Violation]:
         if used > limit:
             message = f"needs {used} bytes; {limit} are free on node {smallest.node}, slot {smallest.slot}"
             yield Violation(rule="memory", where=f"worker {worker}", message=message)
+
+
+def _sums(plan: Plan, cluster: Cluster) -> Iterator[Violation]:
+    """Yields sums that the machines do not have: names between GPUs, and cards that nodes do not list."""
+    if plan.sums is None:
+        return
+    if not cluster.of_hosts:
+        message = f"are {told_sums(plan)}; cluster '{cluster.name}' has GPUs, between which nccl sums"
+        yield Violation(rule="sums", where="sums", message=message)
+    for interface in cards_of(plan):
+        if interface not in cluster.interfaces:
+            there = ", ".join(cluster.interfaces) or "none"
+            message = f"has '{interface}'; the nodes of cluster '{cluster.name}' list {there}"
+            yield Violation(rule="sums", where="sums.cards", message=message)

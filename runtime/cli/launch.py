@@ -14,8 +14,8 @@ from planner.files import absolute
 from runtime.cli import runs
 from runtime.cli import slurm as slurm_options
 from runtime.cli.infer import register_infer
+from runtime.cli.keep import register_dedup, register_prune
 from runtime.cli.launch_options import LaunchOptions
-from runtime.cli.prune import register_prune
 from runtime.runfolder import unused
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def register(app: typer.Typer) -> None:
     )
     register_infer(app)
     register_prune(app)
+    register_dedup(app)
     runs.register_rehearse(app)
     runs.register_runs(app)
 
@@ -71,7 +72,7 @@ def launch(given: LaunchOptions) -> None:
         return
     from runtime.launch import launch_local
 
-    runs.say_if_crowded(chosen, given.device, given.out)
+    runs.say_if_crowded(chosen, settings["device"], given.out)
     started = launch_local(chosen, folder, steps=given.steps, detach=not given.wait, **settings)
     if given.wait:
         _ended(_waited(started, given.out), given.out)
@@ -81,17 +82,18 @@ def launch(given: LaunchOptions) -> None:
 
 def _settings(given: LaunchOptions, plan: Plan, folder: Path, backend: Backend) -> dict[str, Any]:
     """Returns the options that are fields of Job."""
-    if given.device not in ("cpu", "cuda"):
-        raise BadInput(f"there is no device '{given.device}'", where="--device", allowed="cpu, cuda")
     save_every = given.save_every
     if given.failures is not None:
         save_every = _save_every(plan, folder, given.failures, save_every, given.out)
-    settings = given.named("seed", "device", "rendezvous", "clip_norm", "clip_by", *LOOP, *DATA, *KEPT)
+    settings = given.named("seed", "rendezvous", "clip_norm", "clip_by", *LOOP, *DATA, *KEPT)
+    settings["device"] = _device(given, plan, backend)
+    settings["data_workers"] = _workers(given.data_workers)
     settings["copies"] = runs.place(given.copies)
     if given.restarts is not None:
         settings["restarts"] = given.restarts
     settings |= {"save_every": save_every, "weights": str(absolute(given.weights)) if given.weights else ""}
     settings["kept"] = str(absolute(given.kept)) if given.kept else ""
+    settings["samples"] = str(absolute(given.samples)) if given.samples else ""
     if given.script:
         script, *arguments = given.script
         if backend == "inline" or not Path(script).is_file():
@@ -100,6 +102,29 @@ def _settings(given: LaunchOptions, plan: Plan, folder: Path, backend: Backend) 
             )
         settings["script"] = (str(absolute(Path(script))), *arguments)
     return settings
+
+
+def _device(given: LaunchOptions, plan: Plan, backend: Backend) -> str:
+    from runtime.launch import device_for
+
+    if given.device not in (None, "cpu", "cuda"):
+        raise BadInput(f"there is no device '{given.device}'", where="--device", allowed="cpu, cuda")
+    found = given.device or device_for(plan, backend)
+    costs = plan.provenance.profile
+    if given.device is None and found == "cpu" and not costs.startswith("cpu"):
+        given.out.note(
+            f"this machine has no GPU: the plan's costs are of {costs}, and ranks train on processors"
+        )
+    return found
+
+
+def _workers(text: str) -> int | None:
+    """Returns the readers of a rank; None where each rank takes as many as hide reading."""
+    if text == "auto":
+        return None
+    if not text.isdecimal():
+        raise BadInput(f"'{text}' readers", where="--data-workers", allowed="a whole number, or auto")
+    return int(text)
 
 
 def _as_a_job(given: LaunchOptions, plan: Plan, folder: Path, settings: dict[str, Any]) -> None:

@@ -58,9 +58,17 @@ class LaunchOptions:
     ] = "loss"
     keep_best: Annotated[bool, typer.Option("--keep-best", help="keep the best one's checkpoint")] = False
     patience: Annotated[int, typer.Option(help="evaluations without a better one, then stop; 0: never")] = 0
-    data_workers: Annotated[int, typer.Option(help="processes of a rank that load samples")] = 0
+    data_workers: Annotated[
+        str,
+        typer.Option(
+            metavar="N|auto", help="processes of a rank that read samples; auto: as many as hide it"
+        ),
+    ] = "0"
     pin_memory: Annotated[
         bool | None, typer.Option("--pin-memory/--no-pin-memory", help="of batches; by default under cuda")
+    ] = None
+    samples: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="train on these alone: an index from `dedup`")
     ] = None
     drop_last: Annotated[bool, typer.Option("--drop-last", help="end epochs with a whole step")] = False
     save_every: Annotated[int, typer.Option(help="steps between checkpoints; 0: one at the end")] = 0
@@ -80,7 +88,10 @@ class LaunchOptions:
         float | None,
         typer.Option("--failure-every", help="hours; chooses --save-every by what a checkpoint costs"),
     ] = None
-    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu"
+    device: Annotated[
+        str | None,
+        typer.Option(help="cpu or cuda; by default what the plan's costs are of, where it is there"),
+    ] = None
     rendezvous: Annotated[
         str, typer.Option(metavar="HOW", help="where ranks meet: file, tcp or tcp:INTERFACE")
     ] = "file"

@@ -129,7 +129,7 @@ def logs(
         terminal.Output(as_json=True).result({"run": str(run), "lines": rows}, str)
         return
     for file, line in lines:
-        print(printable(line if rank is not None else f"{file}: {line}"), flush=True)
+        terminal.say(printable(line if rank is not None else f"{file}: {line}"), sys.stdout)
 
 
 def cancel(run: RunFolder, as_json: Json = False) -> None:
@@ -163,6 +163,12 @@ def probe(
     srun: Annotated[
         list[str] | None, typer.Option("--srun", metavar="KEY=VALUE", help="further options of srun")
     ] = None,
+    cards: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME,NAME", help="with --slurm: interfaces of each node that parts of one sum go over"
+        ),
+    ] = "",
     count: Annotated[int | None, typer.Option(help="nodes that the cluster has in all")] = None,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="where to write")] = Path(
         "cluster.yaml"
@@ -175,11 +181,14 @@ def probe(
         raise BadInput("--local and --slurm exclude each other")
     if ranks < 1 or nodes < 1 or nodes * ranks < 2 or (local and ranks < 2):
         raise BadInput("one process has nobody to talk to", where="--ranks", allowed="2 or more")
+    faces = tuple(filter(None, (name.strip() for name in cards.split(","))))
+    if faces and not on_slurm:
+        raise BadInput("cards are between nodes", where="--cards", allowed="with --slurm")
     files.refuse_overwrite(output, force)
     from planner import cluster as clusters
     from runtime import probe
 
-    found = _probed(output, ranks, nodes if on_slurm else 0, srun or [])
+    found = _probed(output, ranks, nodes if on_slurm else 0, srun or [], faces)
     size = count or (nodes if on_slurm else 1)
     made = probe.cluster_of(found, output.stem, size, list(clusters.CATALOGUE))
     text = clusters.dump(made)
@@ -192,7 +201,7 @@ def probe(
     out.result({"cluster": str(output), "found": asdict(found)}, lambda: f"{text}\nwritten to {output}")
 
 
-def _probed(output: Path, ranks: int, nodes: int, srun: list[str]) -> Found:
+def _probed(output: Path, ranks: int, nodes: int, srun: list[str], cards: tuple[str, ...]) -> Found:
     """Probes this machine, or nodes of SLURM where `nodes` is not 0."""
     import tempfile
 
@@ -203,7 +212,7 @@ def _probed(output: Path, ranks: int, nodes: int, srun: list[str]) -> Found:
         if not nodes:
             return probe.local(Path(folder), ranks)
         words = [f"--{key}={value}" for key, value in slurm.pairs(srun, "--srun").items()]
-        return probe.by_srun(Path(folder), nodes, ranks, words)
+        return probe.by_srun(Path(folder), nodes, ranks, words, cards=cards)
 
 
 def register_rehearse(app: typer.Typer) -> None:

@@ -109,7 +109,7 @@ def dry_run(
     request = slurm.request(plan, name, folder, job, nodes)
     text = slurm.text(request, options)
     if not ask:
-        out.result({"script": text}, lambda: text.rstrip("\n"))
+        out.file({"script": text}, text.rstrip("\n"))
         return
     said = slurm.test_only(request, options)
     out.result({"script": text, "sbatch": said}, lambda: said)

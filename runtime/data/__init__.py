@@ -8,7 +8,7 @@ Start at `batches.py`; `regions.py` is for datasets that read a part of a sample
 from runtime.data.batches import Batches, Wanted
 from runtime.data.live import live_workload
 from runtime.data.regions import Region, Rows
-from runtime.data.stream import Pass, seeded
+from runtime.data.stream import Pass, has_raw, raw_of, seeded
 
 __all__ = [
     "Batches",
@@ -16,6 +16,8 @@ __all__ = [
     "Region",
     "Rows",
     "Wanted",
+    "has_raw",
     "live_workload",
+    "raw_of",
     "seeded",
 ]

@@ -24,6 +24,7 @@ from runtime.data.regions import Needed, Region, Rows, check_shapes, part_of, se
 from runtime.data.stream import (
     Flowing,
     Pass,
+    Read,
     Stream,
     length_of,
     mix,
@@ -93,20 +94,13 @@ class Drawn(Dataset[Sample]):
     def _at(self, position: int, asked: object) -> Sample:
         return self.data.at(position) if isinstance(self.data, Flowing) else self.data[asked]  # type: ignore[index]
 
-    def __getitem__(self, drawn: tuple[int, int]) -> tuple[int, Sample]:
-        """Returns the index of a sample, for messages about it, and the sample."""
-        return self.__getitems__([drawn])[0]
-
-    def __getitems__(self, drawn: Sequence[tuple[int, int]]) -> list[tuple[int, Sample]]:
-        """Returns several samples, each drawn under its own seed; generators are put back once for all of them."""
-        with spared():
-            return [self._sample(position, index) for position, index in drawn]
-
-    def _sample(self, position: int, index: int) -> tuple[int, Sample]:
+    def __getitem__(self, drawn: tuple[int, int]) -> Read:
+        """Returns a sample, drawn under the seed of its position; whoever asks puts the generators back."""
+        position, index = drawn
         asked = (index, tuple(slice(*rows) for rows in self.region)) if self.region else index
-        reseed(mix(self._seed, position))
+        reseed(seed := mix(self._seed, position))
         try:
-            return index, self._at(position, asked)
+            return Read(seed, index, self._at(position, asked))
         except ShardwrightError:
             raise
         except Exception as error:
@@ -122,28 +116,29 @@ class Drawn(Dataset[Sample]):
 
 @dataclass(frozen=True)
 class Joined:
-    """The collation of numbered samples to a batch, with their numbers."""
+    """The collation of samples to a batch, with their numbers; it may draw, too, under the first sample's seed."""
 
     collate: Callable[[list[Sample]], Pair]
 
-    def __call__(self, numbered: list[tuple[int, Sample]]) -> tuple[list[int], Pair]:
-        numbers, samples = [number for number, _ in numbered], [sample for _, sample in numbered]
+    def __call__(self, read: list[Read]) -> tuple[list[int], Pair]:
+        numbers = [each.number for each in read]
+        reseed(read[0].seed)
         try:
-            return numbers, self.collate(samples)
+            return numbers, self.collate([each.sample for each in read])
         except Exception as error:  # the user's own, or that of torch
             what = error.what if isinstance(error, BadInput) else f"{type(error).__name__}: {error}"
             place = error.where if isinstance(error, BadInput) else _place(error, "collate()")
             raise BadInput(
-                f"samples {listed(numbers)} do not make a batch: {what}{_odd(numbered)}", where=place
+                f"samples {listed(numbers)} do not make a batch: {what}{_odd(read)}", where=place
             ) from error
 
 
-def _odd(numbered: Sequence[tuple[int, Sample]]) -> str:
+def _odd(read: Sequence[Read]) -> str:
     """Returns words for the first sample that is not like the one before; empty where all are alike."""
-    kinds = [[_kind(leaf) for leaf in pytree.tree_leaves(sample)] for _, sample in numbered]
-    for (number, _), kind, last in zip(numbered[1:], kinds[1:], kinds, strict=False):
+    kinds = [[_kind(leaf) for leaf in pytree.tree_leaves(each.sample)] for each in read]
+    for each, kind, last in zip(read[1:], kinds[1:], kinds, strict=False):
         if kind != last:
-            return f"; sample {number} is {', '.join(kind)}, the one before {', '.join(last)}"
+            return f"; sample {each.number} is {', '.join(kind)}, the one before {', '.join(last)}"
     return ""
 
 
@@ -213,16 +208,18 @@ class Batches:
         Args: `first_sample` is the position in the stream at which the run stands.
         Yields: {micro-batch: {Value: tensor on the host}}; empty for a rank that reads nothing.
         """
-        if not self._wanted.micros:
-            while True:
-                yield {}
+        while not self._wanted.micros:
+            yield {}
         if self._data.region and self._graph is not None:
             self._data = self._settled(next(self._indices(first_sample)), self._graph, self._wanted.micro)
         pairs = iter(self._loader(self._data, self._indices(first_sample), self._workers))
+        micro = self._wanted.micro
         while True:
-            yield {
-                micro: self._named(*next(pairs), micro=self._wanted.micro) for micro in self._wanted.micros
-            }
+            with spared():
+                step: dict[int, Mapping[str, Tensor]] = {
+                    number: self._named(*next(pairs), micro=micro) for number in self._wanted.micros
+                }
+            yield step
 
     def once(self) -> Iterator[tuple[Pass, dict[int, Mapping[str, Tensor]]]]:
         """Yields the passes of one evaluation, in which every sample counts once.
@@ -241,7 +238,11 @@ class Batches:
             self._data = self._settled(indices[0], self._graph, every[0].micro)
         pairs = iter(self._loader(self._data, indices, self._workers))
         for each in every:
-            yield each, {number: self._named(*next(pairs), micro=each.micro) for number in wanted.micros}
+            with spared():
+                read: dict[int, Mapping[str, Tensor]] = {
+                    number: self._named(*next(pairs), micro=each.micro) for number in wanted.micros
+                }
+            yield each, read
 
     def _loader(
         self, data: Drawn, indices: Iterable[list[tuple[int, int]]], workers: int
@@ -262,8 +263,9 @@ class Batches:
 
         def read(data: Drawn) -> dict[str, Tensor]:
             # in a process of its own where others will read: what a dataset opens is not to be shared with them
-            _, pair = next(iter(self._loader(data, [indices], min(self._workers, 1))))
-            return self._chosen(*pair)
+            with spared():
+                _, pair = next(iter(self._loader(data, [indices], min(self._workers, 1))))
+                return self._chosen(*pair)
 
         wanted, region = self._wanted, self._data.region
         needed = Needed(graph=graph, micro=micro, parts=wanted.parts, region=region)

@@ -123,6 +123,19 @@ def length_of(data: object, where: str, role: str) -> int:
     return length
 
 
+def has_raw(data: object) -> bool:
+    """Returns whether a dataset reads a sample in two halves: `raw(index)` draws nothing, `finish(raw)` may draw."""
+    return callable(getattr(data, "raw", None)) and callable(getattr(data, "finish", None))
+
+
+def raw_of(data: Any, index: int) -> object:
+    """Returns a sample as it is read, before anything random is done to it where the dataset says so.
+
+    Args: `data` has indices, and may have `raw` and `finish`.
+    """
+    return data.raw(index) if has_raw(data) else data[index]
+
+
 @lru_cache(maxsize=2)
 def permutation(seed: int, epoch: int, length: int) -> Tensor:
     return torch.randperm(length, generator=torch.Generator().manual_seed(mix(seed, epoch)))
@@ -165,6 +178,14 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
+class Read(NamedTuple):
+    """A sample as it was read."""
+
+    seed: int  # under which it was drawn
+    number: int  # its index in the dataset, for messages about it
+    sample: object
+
+
 class Flowing(Dataset[object]):
     """An IterableDataset as ranks read it: each reads every sample from the start of an epoch, and keeps its own.
 
@@ -187,8 +208,8 @@ class Flowing(Dataset[object]):
         if epoch != self._epoch or self._at > position:
             self._begin(epoch, first)
         while True:
-            with seeded(mix(self._stream.seed, self._at)):
-                sample = next(self._samples, self)
+            reseed(mix(self._stream.seed, self._at))
+            sample = next(self._samples, self)
             if sample is self:
                 raise BadInput(
                     f"dataset() ends after {self._at - first} samples, and its length is {self._stream.length}",
@@ -202,8 +223,8 @@ class Flowing(Dataset[object]):
     def _begin(self, epoch: int, first: int) -> None:
         if hasattr(self._data, "set_epoch"):
             self._data.set_epoch(epoch)
-        with seeded(mix(self._stream.seed, first)):
-            self._samples = iter(self._data)
+        reseed(mix(self._stream.seed, first))
+        self._samples = iter(self._data)
         self._at, self._epoch = first, epoch
 
 

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING
 from planner.doors import later
 from runtime.launch.compare_with_one_process import check_text, checked
 from runtime.launch.finished import as_dict, comparison, comparison_text, drift, notes, observation, record
-from runtime.launch.handle import Handle, has_slurm, launch, launch_inline, launch_local, launch_slurm
+from runtime.launch.handle import (
+    Handle,
+    device_for,
+    has_slurm,
+    launch,
+    launch_inline,
+    launch_local,
+    launch_slurm,
+)
 from runtime.launch.logs import followed, lines_of
 from runtime.launch.status import Runs, Status, cancel, of, runs, status_text
 
@@ -31,6 +39,7 @@ __all__ = [
     "checked",
     "comparison",
     "comparison_text",
+    "device_for",
     "drift",
     "followed",
     "has_slurm",

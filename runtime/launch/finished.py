@@ -15,7 +15,7 @@ from planner.timeline import WARM_UP_STEPS, Comparison, Timeline, compare, in_wo
 from planner.units import format_duration
 from planner.verify import form
 from runtime import runfolder
-from runtime.runfolder import Paths, losses_of, outside_bars, recent
+from runtime.runfolder import Paths, losses_of, outside_bars, readers_of, recent, waiting
 
 
 def comparison(folder: Path) -> Comparison:
@@ -39,16 +39,19 @@ def drift(folder: Path, found: Comparison) -> str:
     Args: `folder` is the run folder that `found` was made from.
     Returns: an empty text where the step is within the bars.
     """
-    return outside_bars(plans.load(Paths(folder).plan), found.measured_step_ns)
+    return outside_bars(
+        plans.load(Paths(folder).plan), found.measured_step_ns, readers_of(runfolder.read(Paths(folder)))
+    )
 
 
 def notes(folder: Path, found: Comparison) -> list[str]:
     """Returns what to know before a ratio of measured and predicted is read.
 
     Args: `folder` is the run folder that `found` was made from.
-    Returns: sentences: that the machine was busy, that the step is outside the error bars of its plan.
+    Returns: sentences: that the machine was busy, that ranks waited for samples, that the step is outside the error bars of its plan.
     """
-    return [said for said in (recent(Paths(folder)).machine, drift(folder, found)) if said]
+    last = recent(Paths(folder))
+    return [said for said in (last.machine, waiting(last.waits), drift(folder, found)) if said]
 
 
 def comparison_text(found: Comparison, notes: Sequence[str] = ()) -> str:

@@ -144,12 +144,28 @@ def launch(
     name = Path(plan.model.workload).stem or "training"
     where = Path(folder) if folder is not None else unused(name)
     chosen = on or ("slurm" if options or has_slurm() else "local")
+    settings.setdefault("device", device_for(plan, chosen))
     if chosen == "slurm":
         wanted = slurm.over(slurm.load(), options or {})
         return launch_slurm(plan, where, steps=steps, name=name, options=wanted, **settings)  # type: ignore[arg-type]
     if chosen != "local" or options:
         raise BadInput(f"on={chosen!r}", where="launch", allowed="'local', or 'slurm', which options are for")
     return launch_local(plan, where, steps=steps, **settings)  # type: ignore[arg-type]
+
+
+def device_for(plan: Plan, on: str) -> Literal["cpu", "cuda"]:
+    """Returns the device that ranks train on where none is named.
+
+    Args: a plan whose costs are those of a GPU trains on GPUs under SLURM (`on="slurm"`), and elsewhere where
+      this machine has one.
+    """
+    if plan.provenance.profile.startswith("cpu"):
+        return "cpu"
+    if on == "slurm":
+        return "cuda"
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def launch_local(

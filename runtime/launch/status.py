@@ -15,6 +15,7 @@ from statistics import median
 
 from planner import plan as plans
 from planner.errors import BadInput, ShardwrightError
+from planner.plan import awaited_ns
 from planner.shown import Shown, one_line
 from planner.simulate import RunRecord
 from planner.units import format_clock, format_duration
@@ -23,11 +24,21 @@ from runtime import runfolder, slurm
 from runtime.backend import Backend
 from runtime.launch import finished, status
 from runtime.local import LocalBackend
-from runtime.runfolder import JUDGED_STEPS, Paths, Recent, open_run, outcome_of, outside_bars, recent
+from runtime.runfolder import (
+    JUDGED_STEPS,
+    Paths,
+    Recent,
+    open_run,
+    outcome_of,
+    outside_bars,
+    readers_of,
+    recent,
+)
 
 ENOUGH = ("running", "done", "unknown")
 _OPTIONS = [
     "seed",
+    "samples",
     "save_every",
     "keep",
     "keep_every",
@@ -73,6 +84,7 @@ def of(folder: Path) -> Status:
     paths = open_run(folder)
     job, plan = runfolder.read(paths), plans.load(paths.plan)
     steps = recent(paths)
+    workers = readers_of(job)
     queued = slurm.Queued.read(paths)
     state, reason = _state(paths)
     step_s = median(steps.seconds) if steps.seconds else None
@@ -88,12 +100,14 @@ def of(folder: Path) -> Status:
         loss=steps.loss,
         samples_per_s=plan.batch.samples / step_s if step_s else None,
         measured_step_s=step_s,
-        predicted_step_s=plan.prediction.step_ns * 1e-9,
+        predicted_step_s=awaited_ns(plan, workers) * 1e-9,
         left_s=_left_s(job, steps) if state == "running" else None,
         checkpoint=last,
         go_on=_go_on(paths, job) if queued is None and last is not None and state not in ENOUGH else "",
         machine=steps.machine,
-        drift=outside_bars(plan, step_s * 1e9) if step_s and len(steps.seconds) >= JUDGED_STEPS else "",
+        drift=outside_bars(plan, step_s * 1e9, workers)
+        if step_s and len(steps.seconds) >= JUDGED_STEPS
+        else "",
         history=_history(paths),
     )
 

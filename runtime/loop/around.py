@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 from planner.capture import Captured
 from planner.errors import BadInput
+from planner.plan import readers
 from planner.workload import Workload, evaluable
 from runtime.checkpoint import Checkpoint
 from runtime.data import Batches
@@ -26,6 +28,15 @@ from runtime.runfolder import (
     mean_loss,
     write_evaluation,
 )
+
+
+def cores_of_rank(ranks: int) -> int:
+    """Returns the cores that a rank has to itself, by SLURM's word or by sharing those of this machine.
+
+    Args: `ranks` are all on this machine where there is no SLURM.
+    """
+    told = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    return int(told) if told.isdecimal() else len(os.sched_getaffinity(0)) // max(1, ranks)
 
 
 class Around:
@@ -55,6 +66,12 @@ class Around:
             )
 
     @property
+    def readers(self) -> int:
+        """Returns the processes that read samples for this rank."""
+        asked, plan = self._job.data_workers, self._rank.plan
+        return readers(plan, cores_of_rank(len(plan.places))) if asked is None else asked
+
+    @property
     def _epoch(self) -> dict[str, float]:
         stream = self.samples.stream
         return {} if stream.length is None else {"epoch_samples": float(stream.epoch_samples)}
@@ -72,7 +89,7 @@ class Around:
             seed=job.seed,
             graph=self._rank.graph,
             pinned=self._rank.world.device.type == "cuda" if pinned is None else pinned,
-            workers=job.data_workers,
+            workers=self.readers,
             drop_last=job.drop_last,
             evaluated=evaluated,
         )

@@ -18,6 +18,7 @@ from planner.errors import BadInput, BadPlan
 from planner.plan import Plan, schedule_of
 from planner.workload import Workload
 from runtime.data import Batches, Wanted, seeded
+from runtime.dedup import index_digest
 from runtime.loop.evaluate import Watch, unserved
 from runtime.runfolder import Job
 
@@ -114,6 +115,7 @@ def described(plan: Plan, workload: Workload, captured: Captured, job: Job) -> d
         "samples a step": str(plan.batch.samples),
         "limit of gradients": f"{job.clip_norm} by {job.clip_by}",
         "precision": plan.precision,
+        "index of samples": index_digest(job.samples),
     }
     with suppress(Exception):  # whatever user code raises
         found |= _rates(workload, captured)

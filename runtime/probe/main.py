@@ -1,5 +1,5 @@
-"""Starts the processes of a probe: forked on this machine, or by srun: `-m runtime.probe.main REPEATS
-FOLDER`.
+"""Starts the processes of a probe: forked on this machine, or by srun: `-m runtime.probe.main REPEATS FOLDER
+[CARD ...]`.
 """
 
 from __future__ import annotations
@@ -54,13 +54,19 @@ def _look(paths: Paths, report: Report, before: str) -> None:
     report.at(*(probe.now(paths.probed) or (0.0, before)))
 
 
-def _rank(paths: Paths, ranks: int, rank: int, slot: int = 0, repeats: int = REPEATS) -> None:
+def _rank(
+    paths: Paths,
+    ranks: int,
+    rank: int,
+    slot: int = 0,
+    repeats: int = REPEATS,
+    cards: Sequence[str] = (),
+) -> None:
     torch.set_num_threads(1)
     cuda = torch.cuda.is_available() and torch.cuda.device_count() > slot
-    world = join(
-        paths.rendezvous(0), rank, ranks, torch.device("cuda", slot) if cuda else torch.device("cpu")
-    )
-    probe.probe(world, paths.probed, repeats)
+    device = torch.device("cuda", slot) if cuda else torch.device("cpu")
+    world = join(paths.rendezvous(0), rank, ranks, device, cards=cards)
+    probe.probe(world, paths.probed, repeats, cards)
     world.barrier()
     world.close()
 
@@ -72,10 +78,12 @@ def by_srun(
     words: Sequence[str],
     python: str = sys.executable,
     repeats: int = REPEATS,
+    cards: Sequence[str] = (),
 ) -> Found:
     """Probes nodes of SLURM, after waiting for them as srun does.
 
-    Args: `words` are further options of srun; `folder` is seen by all nodes; `python` runs on them.
+    Args: `words` are further options of srun; `folder` is seen by all nodes; `python` runs on them; `cards` are
+        interfaces of network cards of every node.
     Raises: ProbeFailed where srun fails.
     """
     paths = Paths(absolute(folder)).make()
@@ -86,7 +94,7 @@ def by_srun(
         f"--ntasks-per-node={ranks_a_node}",
     ]
     command += ["--distribution=block", "--kill-on-bad-exit=1", *words]
-    command += [python, "-P", "-m", "runtime.probe.main", str(repeats), str(paths.root)]
+    command += [python, "-P", "-m", "runtime.probe.main", str(repeats), str(paths.root), *cards]
     status, said = _watched(command, paths)
     if status:
         raise ProbeFailed(f"{shlex.join(command)} ended with {status}: {said.strip()[-500:]}")
@@ -118,13 +126,13 @@ def _watched(command: Sequence[str], paths: Paths) -> tuple[int, str]:
             raise
 
 
-def main(repeats: str, folder: str) -> None:
+def main(repeats: str, folder: str, *cards: str) -> None:
     """Runs one process of a probe that srun has started.
 
-    Args: both are words of the command line.
+    Args: all are words of the command line; `cards` are interfaces.
     """
     here = slurm.read(os.environ)
-    _rank(Paths(Path(folder)), here.ranks, here.rank, here.local, int(repeats))
+    _rank(Paths(Path(folder)), here.ranks, here.rank, here.local, int(repeats), cards)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ from statistics import median
 
 from pydantic import TypeAdapter
 
-from planner.cluster import Cluster, Link, Links, NodeGroup, Rates, host_margin
+from planner.cluster import Card, Cluster, Link, Links, NodeGroup, Rates, host_margin
+from planner.sums import SumLoad, SumRate, fitted, parse
 from runtime.probe.measurements import (
     LARGE_BYTES,
     REPEATS,
@@ -24,6 +25,7 @@ from runtime.probe.measurements import (
     Slowed,
     Together,
     beside,
+    by_host,
     device_of,
     pairs,
     slowed_of,
@@ -32,6 +34,7 @@ from runtime.probe.measurements import (
     wire_of,
 )
 from runtime.runfolder import write_whole
+from runtime.sums import TimedSum, time_sums
 from runtime.world import World
 
 
@@ -45,12 +48,14 @@ class Found:
     sums: tuple[ProbedSum, ...]
     together: tuple[Together, ...] = ()
     slowed: Slowed | None = None
+    named: tuple[TimedSum, ...] = ()  # between hosts, each sum that a plan may name
+    cards: tuple[str, ...] = ()  # interfaces that parts of those between nodes went over
 
 
-def probe(world: World, result: Path, repeats: int = REPEATS) -> None:
+def probe(world: World, result: Path, repeats: int = REPEATS, cards: Sequence[str] = ()) -> None:
     """Measures devices, links and sums. All ranks call it.
 
-    Args: `result` is the file that the first rank writes.
+    Args: `result` is the file that the first rank writes; `cards` are interfaces of network cards of every host.
     """
     parts = [_part(result, rank) for rank in range(world.size)]
     told = ProbeProgress(result, world)
@@ -75,7 +80,9 @@ def probe(world: World, result: Path, repeats: int = REPEATS) -> None:
     for count in range(2, world.size + 1):
         told.now(0.6 + 0.2 * count / (world.size + 1), f"sum over {count} of {world.size} ranks")
         sums.append(sum_of(world, range(count), LARGE_BYTES, repeats))
-    told.now(0.8, "sums beside each other")
+    told.now(0.75, "sums by name")
+    named = _named(world, hosts, repeats, cards)
+    told.now(0.85, "sums beside each other")
     together = [together_of(world, groups, repeats) for groups in beside(hosts)]
     told.now(0.9, "products beside a sum")
     slowed = slowed_of(world, repeats)
@@ -83,7 +90,22 @@ def probe(world: World, result: Path, repeats: int = REPEATS) -> None:
         wires = [json.loads(_part(result, f"wire-{number}").read_text()) for number in range(len(talk))]
         data = {"hosts": hosts, "devices": devices, "wires": wires, "slowed": asdict(slowed)}
         data |= {"sums": [asdict(s) for s in sums if s], "together": [asdict(t) for t in together if t]}
+        data |= {"named": [asdict(row) for row in named], "cards": list(cards)}
         write_whole(result, json.dumps(data))
+
+
+def _named(world: World, hosts: Sequence[str], repeats: int, cards: Sequence[str]) -> list[TimedSum]:
+    """Returns what sums by name take on the first host, and between the first ranks of all hosts.
+
+    GPUs leave their sums to NCCL.
+    """
+    if world.device.type != "cpu":
+        return []
+    rows = by_host(hosts)
+    found = time_sums(world, rows[0], repeats) if len(rows[0]) > 1 else []
+    if len(rows) > 1:
+        found += time_sums(world, [row[0] for row in rows], repeats, cards)
+    return found
 
 
 @dataclass(frozen=True)
@@ -142,7 +164,8 @@ def cluster_of(found: Found, name: str, nodes: int, known: Sequence[str]) -> Clu
         devices_per_node=len(here),
         memory_bytes=memory,
         margin_bytes=host_margin(memory) if cpu else 0,
-        devices_per_card=_behind_a_card(found, len(here)),
+        devices_per_card=None if found.cards else _behind_a_card(found, len(here)),
+        cards=tuple(Card(interface=name) for name in found.cards),
         nodes_per_rack=None,
         rates=Rates(
             fp32_flop_per_s=float(f"{first.flop_per_s.value:.3g}"),
@@ -176,7 +199,24 @@ def _link(found: Found, within_node: bool) -> Link | None:
     return Link(
         latency_s=float(f"{median(wire.latency_s.value for wire in wires):.3g}"),
         bandwidth_bytes_per_s=float(f"{median(wire.bytes_per_s.value for wire in wires):.3g}"),
+        sums=_rates(found, within_node),
     )
+
+
+def _rates(found: Found, within_node: bool) -> dict[str, SumRate]:
+    """Returns the rate of each sum that was measured over one kind of link."""
+    rows: dict[str, list[TimedSum]] = {}
+    for row in found.named:
+        if (len({found.hosts[rank] for rank in row.ranks}) == 1) == within_node:
+            rows.setdefault(row.name, []).append(row)
+    return {
+        name: fitted(
+            parse(name),
+            SumLoad(places=len(every[0].ranks), cards=every[0].cards),
+            [(row.bytes, median(row.samples_s)) for row in every],
+        )
+        for name, every in rows.items()
+    }
 
 
 def slow(found: Found, factor: float = 1.5) -> list[str]:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import torch.distributed as dist
 from torch import Tensor
 
 from planner.capture import Captured, StageModule
@@ -34,6 +33,7 @@ from runtime.update import (
     Squares,
     Updater,
     groups_of,
+    named_sums,
 )
 from runtime.world import World
 
@@ -60,10 +60,14 @@ def assemble(
     modules = parts.modules(load)
     flats = parts.flats(load)
     groups = groups_of(parts.buckets, parts.mesh, world.rank, world.new_group)
+    named = named_sums(groups, plan.sums, world.rail)
     shared = parts.shared_states(modules)
     stages = parts.stages(modules, shared)
     tracer = Tracer(world.rank, world.clock)
-    updater = _updater(parts, flats, groups, stages, make_optimizer, lr_schedule, tracer)
+    held = sorted({stage for _, stage in parts.held})
+    uncounted = parts.sharing.uncounted(held) if parts.sharing else ()
+    sync = GradientSync(flats, groups, uncounted, _traced_sums(tracer, parts.keys), named)
+    updater = _updater(parts, flats, sync, stages, make_optimizer, lr_schedule)
     transport = parts.transport(parts.routes)
     idle, feed = _idle(parts, load), _feed(parts, modules)
     interpreter = Interpreter(
@@ -114,20 +118,17 @@ def _agreed_program(plan: Plan, captured: Captured, world: World, parts: RankPar
 def _updater(
     parts: RankParts,
     flats: Sequence[AnyFlat],
-    groups: Mapping[Bucket, dist.ProcessGroup],
+    sync: GradientSync,
     stages: Mapping[Node, AnyStage],
     make: Make,
     lr_schedule: LrSchedule,
-    tracer: Tracer,
 ) -> Updater:
     options, sharing, world = parts.options, parts.sharing, parts.world
     counted = parts.graph.loss_kind == "sum_count"
     losses = _LossCount(stages if sharing is None or sharing.place == 0 else {})
-    held = sorted({stage for _, stage in parts.held})
-    uncounted = sharing.uncounted(held) if sharing else ()
     squares = Squares(parts.buckets, world.rank, world.device)
     return Updater(
-        GradientSync(flats, groups, uncounted, _traced_sums(tracer, parts.keys)),
+        sync,
         make,
         squares=squares,
         clip_norm=options.clip_norm if options.clip_by == "step" else None,

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from math import prod
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -36,7 +37,7 @@ from runtime.execute import Tensors
 from runtime.messages import DenseLayout, Direction, Edge, Routes
 from runtime.rank import RankOptions, RankParts
 from runtime.stage import AnyStage
-from runtime.world import World
+from runtime.world import Rail, World
 
 NAME = "rehearsal"
 LEAST, MOST = 0.1, 1.0  # of made-up numbers: a logarithm, a root and a quotient of them are finite
@@ -128,6 +129,13 @@ class AloneWorld(World):
         Args: `ranks` are the members.
         """
         return super().new_group(ranks) if self.rank in ranks else None
+
+    def rail(self, ranks: Sequence[int], name: str, interface: str = "") -> Rail:
+        """Returns a silent group of ranks, in whatever order and over whatever card.
+
+        Args: `ranks` are the members.
+        """
+        return cast(Rail, _Silence(ranks.index(self.rank), len(ranks)))  # type: ignore[call-arg]
 
 
 def _silence(store: Store, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:

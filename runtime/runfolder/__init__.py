@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from planner.doors import later
 from runtime.runfolder.claim import claimed
-from runtime.runfolder.drift import DriftWatch, outside_bars
+from runtime.runfolder.drift import DriftWatch, outside_bars, readers_of, waiting
 from runtime.runfolder.durable import append_step, keep_room, write_durably, write_whole
 from runtime.runfolder.holder import (
     RunProcess,
@@ -111,6 +111,7 @@ __all__ = [
     "outside_bars",
     "read",
     "read_cause",
+    "readers_of",
     "recent",
     "release",
     "removed",
@@ -121,6 +122,7 @@ __all__ = [
     "tell",
     "trace_of",
     "unused",
+    "waiting",
     "write_cause",
     "write_durably",
     "write_evaluation",

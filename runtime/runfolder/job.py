@@ -40,8 +40,9 @@ class Job:
     copies: str = ""  # where checkpoints are copied to, any path that fsspec knows
     threads: int = 1  # of each rank
     memory_step: int = 0  # the step whose peak of memory is measured, slowly; 0 for none
-    data_workers: int = 0  # processes that load samples, a rank that reads any
+    data_workers: int | None = 0  # processes of a rank that read samples; None: as many as hide it
     pin_memory: bool | None = None  # of batches on the host; by default where the device is cuda
+    samples: str = ""  # an index file of the samples to train on; all when empty
     drop_last: bool = False  # whether an epoch ends with its last whole step
     device: Literal["cpu", "cuda"] = "cpu"
     deadline_s: float = 60.0  # without any progress of a rank
@@ -61,6 +62,7 @@ class Job:
 
 
 MOST = 10**12
+MOST_READERS = 4096  # of a rank
 _WHOLE = {  # the least and the most
     "steps": (1, MOST),
     "seed": (0, 2**63 - 1),
@@ -71,7 +73,7 @@ _WHOLE = {  # the least and the most
     "keep_every": (0, MOST),
     "threads": (1, 4096),
     "memory_step": (0, MOST),
-    "data_workers": (0, 4096),
+    "data_workers": (0, MOST_READERS),
     "restarts": (0, 10**6),
     "generation": (0, MOST),
 }
@@ -85,6 +87,8 @@ def check(job: Job) -> Job:
     """
     for name, (least, most) in _WHOLE.items():
         value = getattr(job, name)
+        if name == "data_workers" and value is None:
+            continue
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise BadInput(
                 f"{name} is {value!r}", where="launch", allowed=f"a whole number, {least} to {most}"

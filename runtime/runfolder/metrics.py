@@ -31,7 +31,7 @@ ENOUGH_SHARE = 0.8  # of a processor: less is a busy machine; two ranks on two i
 LEAST_BUSY_S = 0.02  # the clock of a thread tells less badly
 MOST_BYTES = 2**31  # of one rank's file: about ten million steps
 JUDGED_STEPS = 10  # the last steps, whose median is compared with the bars of the prediction
-OPTIONAL = ("samples", "learning_rate", "gradient_norm")
+OPTIONAL = ("samples", "learning_rate", "gradient_norm", "waited_s")
 LOSS = "loss:0"
 COUNT = "loss:1"
 
@@ -87,6 +87,7 @@ class Recent:
     loss: float | None
     seconds: tuple[float, ...]  # of the steps that count: those of the last start, without its warm-up
     machine: str  # a sentence where the machine was busy with other work
+    waits: tuple[tuple[float, float], ...] = ()  # steps of the rank that waited most: seconds, waited
 
 
 def recent(paths: Paths) -> Recent:
@@ -109,6 +110,7 @@ def recent(paths: Paths) -> Recent:
         loss=steps[done].loss if steps else None,
         seconds=tuple(own[min(WARM_UP_STEPS, max(0, len(own) - 1)) :]),
         machine=_busy(lines.machines),
+        waits=tuple(max(lines.waits.values(), default=(), key=lambda row: sum(x for _, x in row))),
     )
 
 
@@ -158,6 +160,7 @@ class _Row(TypedDict):
     samples: NotRequired[int]  # of the step, over all replicas
     learning_rate: NotRequired[float]
     gradient_norm: NotRequired[float]
+    waited_s: NotRequired[float]  # for samples
 
 
 class MetricLines:
@@ -170,6 +173,7 @@ class MetricLines:
         self.machines: dict[
             Path, deque[tuple[int, Machine]]
         ] = {}  # of the last steps, with the start of the run
+        self.waits: dict[Path, deque[tuple[float, float]]] = {}  # of the last steps of ranks: seconds, waited
         self._tries: dict[tuple[int, int], _Try] = {}  # by generation and step
         self._files: dict[Path, int] = {}  # as the file system numbers them
         self._latest: dict[Path, tuple[int, int]] = {}
@@ -184,6 +188,9 @@ class MetricLines:
                 if (machine := row.get("machine")) is not None:
                     told = self.machines.setdefault(path, deque(maxlen=MOST_MACHINES))
                     told.append((row["generation"], (machine[0], machine[1], machine[2], machine[3])))
+                if (waited_s := row.get("waited_s")) is not None:
+                    told_waits = self.waits.setdefault(path, deque(maxlen=MOST_MACHINES))
+                    told_waits.append((row["seconds"], waited_s))
                 if row["losses"]:
                     self._add(row)
         for key in [key for key, one in self._tries.items() if len(one.losses) == one.micros]:

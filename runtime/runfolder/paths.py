@@ -40,6 +40,11 @@ class Paths:
         return self.root / "kept.safetensors"
 
     @property
+    def samples(self) -> Path:
+        """Returns the index of the samples to train on, where the run has one."""
+        return self.root / "samples.npy"
+
+    @property
     def heartbeat(self) -> Path:
         return self.root / "heartbeat"
 

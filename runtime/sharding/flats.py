@@ -23,7 +23,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from runtime.sharding.wires import Wires, scatter_sum, stand_in
-from runtime.update import AnyFlat, Bucket, Flat, OwnPart, add_up
+from runtime.sums import add_up
+from runtime.update import AnyFlat, Bucket, Flat, OwnPart
 from runtime.world import World
 
 Node = tuple[int, int]  # pipe, stage

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from planner.model import ModelGraph
 from planner.plan import BY_ELEMENT, Plan, shard_of, shard_ranks, units_of_parameters
-from runtime.update import Bucket, Line
+from runtime.sums import Line
+from runtime.update import Bucket
 from runtime.world import RankMesh
 
 CHUNK = 2**18  # elements of a reduce-scatter at a time; twice as many are held meanwhile

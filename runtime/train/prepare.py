@@ -9,12 +9,13 @@ from pathlib import Path
 
 import torch
 
+from planner import files
 from planner import plan as plans
 from planner import workload as workloads
 from planner.capture import Captured, capture, initial
 from planner.errors import BadInput, BadPlan
 from planner.kept import Masks
-from planner.plan import Plan, refused, schedule_of, shared_by_element
+from planner.plan import Plan, awaited_ns, cards_of, refused, schedule_of, shared_by_element, told_sums
 from planner.program import violations
 from planner.schedule import check_schedule
 from planner.shown import printable
@@ -23,18 +24,20 @@ from runtime import checkpoint as checkpoints
 from runtime import runfolder
 from runtime import update as updates
 from runtime.checkpoint import Checkpoint, Copies, Facts, Keeping
+from runtime.dedup import keeping
 from runtime.execute import program_of
 from runtime.kept import check_kept, keep_masks, pruned
 from runtime.loop import check_averages, described, try_evaluation, try_samples
 from runtime.messages import in_order_of
 from runtime.rank import check_supported
 from runtime.runfolder import Job, Paths, check, keep_room, write_whole
-from runtime.world import alone
+from runtime.world import alone, check_cards
 
 Refuse = Callable[[Paths], None]  # raises BadInput where somebody else uses the folder of a run
 START_DEADLINE_S = 60.0
 COMPILE_DEADLINE_S = 600.0  # the first forward of a stage compiles it
 MOST_CHECKED_ACTIONS = 3_000  # about 10,000 instructions; more are not checked, which would take seconds
+MOST_INDEX_BYTES = 2**33  # of 500 million samples
 STEPS_A_DEADLINE = 50  # a rank that makes no progress for the time of so many simulated steps hangs
 
 
@@ -48,8 +51,10 @@ def job_of(plan: Plan, steps: int, settings: dict[str, object]) -> Job:
     unknown = sorted(set(settings) - known)
     if unknown:
         raise BadInput(f"no setting '{unknown[0]}'", where="launch", allowed=", ".join(sorted(known)))
+    if settings.get("data_workers") == "auto":
+        settings = settings | {"data_workers": None}
     first = COMPILE_DEADLINE_S if plan.execution == "compiled" else START_DEADLINE_S
-    deadline = max(first, STEPS_A_DEADLINE * plan.prediction.step_ns * 1e-9)
+    deadline = max(first, STEPS_A_DEADLINE * awaited_ns(plan, 0) * 1e-9)
     return check(replace(Job(steps=steps, deadline_s=deadline), **settings))  # type: ignore[arg-type]
 
 
@@ -69,6 +74,7 @@ def prepare(
     Returns: the files of the run, and the job as ranks will read it; this thread holds the folder.
     Raises: BadPlan or BadInput; a new folder is then removed again.
     """
+    model = replace(model, workload=keeping(model.workload, job.samples))
     check_supported(model.plan, model.captured)
     updates.check(model.plan, model.captured.graph, job.limit, job.clip_by)
     if job.eval_every and "valid_dataset" not in model.workload.functions:
@@ -87,6 +93,7 @@ def prepare(
     whole = whole_optimizer(model.workload, model.captured.graph) if shared_by_element(model.plan) else ""
     for found in refused(model.plan, model.captured.graph, joint, whole):
         raise BadPlan(str(found))
+    check_sums(model.plan, job, here=warn is None)
     _check_program(model.plan, job)
     if not job.script:
         try_evaluation(model.plan, model.captured, job)
@@ -106,6 +113,17 @@ def prepare(
         else:
             _check_resumed(begin, model, job)
         return paths, _write_folder(model.plan, paths, job)
+
+
+def check_sums(plan: Plan, job: Job, *, here: bool) -> None:
+    """Raises where the sums that a plan names cannot be had: between GPUs, or over a card that is not there.
+
+    Args: `here` is whether the ranks run on this machine.
+    """
+    if plan.sums is not None and job.device == "cuda":
+        raise BadPlan(f"sums: {told_sums(plan)} is of hosts; nccl sums between GPUs: plan without it")
+    if here:
+        check_cards(cards_of(plan))
 
 
 def _try_samples(model: Model, job: Job, warn: Callable[[str], None] | None) -> None:
@@ -163,6 +181,9 @@ def _write_folder(plan: Plan, paths: Paths, job: Job) -> Job:
     write_whole(paths.plan, plans.dump(plan))
     keep_room(paths, len(plan.places))
     job = replace(job, generation=_next_generation(paths))
+    if job.samples:
+        files.write_whole(paths.samples, files.read_bytes(Path(job.samples), max_bytes=MOST_INDEX_BYTES))
+        job = replace(job, samples=str(paths.samples.absolute()))
     job.write(paths)
     for old in (paths.outcome, paths.cancelled, *paths.causes()):
         old.unlink(missing_ok=True)

@@ -12,18 +12,19 @@ from typing import Any
 
 import torch
 
-from planner.plan import Plan
+from planner.plan import Plan, cards_of
 from runtime import checkpoint as checkpoints
 from runtime import world as worlds
 from runtime.checkpoint import Checkpoint, CheckpointWriter, Facts
+from runtime.dedup import keeping
 from runtime.execute import Pulse, Resident, Tensors
 from runtime.kept import masks_of
 from runtime.loop import Around
 from runtime.rank import Rank, RankOptions, assemble, sleeping
 from runtime.runfolder import DriftWatch, Evaluated, Heartbeat, Job, Losses, Paths, append_step
+from runtime.trackers import Board, board
 from runtime.train.prepare import Model, kept
 from runtime.train.stop import NO_STOP, NoPulse, Stop
-from runtime.train.tensorboard import Board, board
 from runtime.world import World
 
 Batch = Mapping[int, Tensors]  # micro-batch of this replica -> Values of the batch
@@ -35,7 +36,7 @@ class Training:
     def __init__(
         self, model: Model, start: Checkpoint, world: World, job: Job, paths: Paths, pulse: Pulse
     ) -> None:
-        plan, workload, captured = model.plan, model.workload, model.captured
+        plan, captured, workload = model.plan, model.captured, keeping(model.workload, job.samples)
         self.plan, self.graph = plan, captured.graph
         self.world, self.job, self.paths, self._resident = world, job, paths, Resident()
         masks = masks_of(plan, captured.graph, job, paths)
@@ -156,10 +157,10 @@ class Training:
         held = {"base": self._resident.base_bytes, "most": self._resident.most_bytes}
         self.paths.rank_resident(self.world.rank).write_text(json.dumps(held))
 
-    def record(self, losses: Losses, seconds: float) -> None:
+    def record(self, losses: Losses, seconds: float, waited_s: float = 0.0) -> None:
         """Writes one line of metrics for the step just done.
 
-        Args: `losses` are those of the step on this rank; `seconds` is its duration.
+        Args: `losses` are those of the step on this rank; `seconds` is its duration, `waited_s` of it for samples.
         """
         row: dict[str, object] = {
             "step": self.done,
@@ -169,7 +170,7 @@ class Training:
             "samples": self.plan.batch.samples,
             "losses": losses,
         }
-        row |= self._around.of_update()
+        row |= {"waited_s": round(waited_s, 6), **self._around.of_update()}
         if self.world.device.type == "cpu":
             row["machine"] = self._machine()
         append_step(self.paths.rank_metrics(self.world.rank), json.dumps(row))
@@ -201,14 +202,15 @@ class Training:
             raise
 
     def _run(self, stop: Stop) -> bool:
-        data, drift = self.batches(), DriftWatch(self.plan)
+        data, drift = self.batches(), DriftWatch(self.plan, self._around.readers)
         while self.done < self.job.steps and not self._around.watch.ended and not stop.before(self.done + 1):
             start = time.monotonic()
-            measure = self.job.memory_step == self.done + 1
-            losses = (self.measured_step if measure else self.step)(next(data))
+            batch, measure = next(data), self.job.memory_step == self.done + 1
+            waited_s = time.monotonic() - start
+            losses = (self.measured_step if measure else self.step)(batch)
             took_s = time.monotonic() - start
-            self.record(losses, took_s)
-            if self.world.rank == 0 and (said := drift.step(took_s)):
+            self.record(losses, took_s, waited_s)
+            if self.world.rank == 0 and (said := drift.step(took_s, waited_s)):
                 print(f"step {self.done}: {said}", flush=True)
             if self._around.callbacks.wants("on_step"):
                 told = {"loss": self.loss_of(losses), "seconds": took_s, **self._around.of_update()}
@@ -247,9 +249,8 @@ def sleep_rank(paths: Paths, job: Job, plan: Plan, rank: int) -> None:
     Args: `rank` is the number of this process in the plan.
     """
     torch.set_num_threads(1)
-    world = worlds.join(
-        paths.rendezvous(job.generation), rank, len(plan.places), torch.device("cpu"), job.rendezvous
-    )
+    at = paths.rendezvous(job.generation)
+    world = worlds.join(at, rank, len(plan.places), torch.device("cpu"), job.rendezvous, cards_of(plan))
     made = sleeping(plan, world, Heartbeat(paths.heartbeat, rank, world.size))
     _settle_memory()
     for step in range(1, job.steps + 1):
@@ -267,15 +268,15 @@ def training_of(paths: Paths, job: Job, model: Model, rank: int, pulse: Pulse | 
     Returns: a training that is ready for its next step.
     """
     torch.set_num_threads(job.threads)
-    size, slot = len(model.plan.places), model.plan.places[rank].slot
-    device = torch.device("cuda", slot) if job.device == "cuda" else torch.device("cpu")
+    places, cards, at = model.plan.places, cards_of(model.plan), paths.rendezvous(job.generation)
+    device = torch.device("cuda", places[rank].slot) if job.device == "cuda" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    world = worlds.join(paths.rendezvous(job.generation), rank, size, device, job.rendezvous)
+    world = worlds.join(at, rank, len(places), device, job.rendezvous, cards)
     start = checkpoints.latest(paths.checkpoints)
     assert start is not None, "a run is launched with checkpoint 0"
     if pulse is None:
-        pulse = Heartbeat(paths.heartbeat, rank, size) if paths.heartbeat.exists() else NoPulse()
+        pulse = Heartbeat(paths.heartbeat, rank, world.size) if paths.heartbeat.exists() else NoPulse()
     training = Training(model, start, world, job, paths, pulse)
     _settle_memory()
     return training

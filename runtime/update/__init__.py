@@ -7,7 +7,7 @@ Start at `gradient_sums.py` (buckets and their sums), then `optimizer.py` (updat
 from runtime.update.average import Averages
 from runtime.update.clipping import ClipBy, PreviousNorm, Squares, check
 from runtime.update.flats import AnyFlat, Bucket, Flat, OwnPart, Shared, buckets_of, owners
-from runtime.update.gradient_sums import GradientSync, OnSum, groups_of, trained
+from runtime.update.gradient_sums import GradientSync, OnSum, groups_of, named_sums, trained
 from runtime.update.optimizer import (
     LrSchedule,
     Make,
@@ -17,7 +17,6 @@ from runtime.update.optimizer import (
     made,
     state_of,
 )
-from runtime.update.ordered_sum import Line, add_up
 
 __all__ = [
     "AnyFlat",
@@ -26,7 +25,6 @@ __all__ = [
     "ClipBy",
     "Flat",
     "GradientSync",
-    "Line",
     "LrSchedule",
     "Make",
     "OnSum",
@@ -36,12 +34,12 @@ __all__ = [
     "Shared",
     "Squares",
     "Updater",
-    "add_up",
     "buckets_of",
     "check",
     "groups_of",
     "load_state",
     "made",
+    "named_sums",
     "owners",
     "state_of",
     "trained",

@@ -9,6 +9,7 @@ can reach take part (`trained`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,10 +19,11 @@ import torch.distributed as dist
 from torch import Tensor, fx
 
 from planner.capture import Captured
+from planner.sums import SumName, SumsByName, parse, today
 from runtime.execute import clock_ns
+from runtime.sums import Line, MakeRail, NamedSum, add_up, add_up_parts, named_sum
 from runtime.update.flats import AnyFlat, Bucket, Flat, Node
-from runtime.update.ordered_sum import Line, add_up, add_up_parts
-from runtime.world import RankMesh
+from runtime.world import Rail, RankMesh
 
 
 class OwnSums(Protocol):
@@ -62,15 +64,16 @@ class GradientSync:
         groups: Mapping[Bucket, dist.ProcessGroup],
         uncounted: Collection[str] = (),
         on_sum: OnSum | None = None,
+        named: Mapping[Bucket, NamedSum] | None = None,
     ) -> None:
         """Prepares the sums of a rank's buckets.
 
         Args: `groups` has those of buckets with several holders; gradients of `uncounted` parameters are
             added by another rank that computed the same; `on_sum` is called when a sum is launched, and what
-            it returns with begin and end in ns, from a thread of its own.
+            it returns with begin and end in ns, from a thread of its own; `named` has the sums that the plan names.
         """
         self.flats, self._groups, self._uncounted = tuple(flats), groups, frozenset(uncounted)
-        self._on_sum = on_sum
+        self._on_sum, self._named = on_sum, named or {}
         self._lines: dict[dist.ProcessGroup, Line] = {}
         self._by_node: dict[Node, list[AnyFlat]] = {}
         for flat in flats:
@@ -118,6 +121,8 @@ class GradientSync:
         """
         group, on_host = self._groups[flat.bucket], flat.grads.device.type == "cpu"
         ended, add = self._ended(flat.bucket) if on_host else None, partial(add_up, flat.grads, group)
+        if flat.bucket in self._named:
+            return self._named[flat.bucket].launch(flat.grads, ended)
         if flat.share.ranges and on_host:
             spans = {rank: (start, end) for rank, start, end in flat.share.ranges}
             owned = [spans.get(rank, (0, 0)) for rank in flat.bucket.ranks]
@@ -228,6 +233,48 @@ def groups_of(
             assert group is not None
             mine[bucket] = group
     return mine
+
+
+def named_sums(
+    groups: Mapping[Bucket, dist.ProcessGroup],
+    sums: SumsByName | None,
+    rail: Callable[[Sequence[int], str, str], Rail],
+) -> dict[Bucket, NamedSum]:
+    """Makes the sums that a plan names; buckets that one communicator serves share one sum of a name.
+
+    Args: `groups` are those of this rank, in the order of buckets; `rail` makes the communicator of a part, from its
+        ranks in order, a name that is new to them, and the interface of a network card, "" for that of messages.
+    Returns: the sums of buckets that one stage has and that nobody shares, where they are not what a run does anyway.
+    """
+    found: dict[Bucket, NamedSum] = {}
+    known: dict[tuple[dist.ProcessGroup, SumName], NamedSum] = {}
+    made = Counter[tuple[int, ...]]()
+    for bucket, group in groups.items() if sums is not None else ():
+        assert sums is not None
+        if len(bucket.stages) > 1 or bucket.shared != "none":
+            continue
+        name, ranks = parse(sums.by[bucket.stages[0]]), bucket.ranks
+        if name == today(len(ranks)):
+            continue
+        if (group, name) not in known:
+            made[ranks] += 1
+            new = _rails(rail, ranks, f"{ranks} {name} {made[ranks]}", sums.cards)
+            known[group, name] = named_sum(name, len(ranks), group, new)
+        found[bucket] = known[group, name]
+    return found
+
+
+def _rails(
+    rail: Callable[[Sequence[int], str, str], Rail],
+    ranks: Sequence[int],
+    named: str,
+    cards: Sequence[str],
+) -> MakeRail:
+    def part_of(order: Sequence[int], part: int) -> Rail:
+        card = cards[part % len(cards)] if cards else ""
+        return rail([ranks[place] for place in order], f"{named} {part}", card)
+
+    return part_of
 
 
 def trained(captured: Captured) -> frozenset[str]:

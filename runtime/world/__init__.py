@@ -4,13 +4,17 @@ In come a rank, the number of ranks and a place to meet; out comes a `World` tha
 Start at `world.py`; `mesh.py` says who is where in a plan, `rendezvous.py` how ranks find each other.
 """
 
-from runtime.world.world import HostClock, RankMesh, World, alone, clock, join
+from runtime.world.rendezvous import check_cards
+from runtime.world.world import HostClock, Rail, RankMesh, World, alone, clock, join, rail_of
 
 __all__ = [
     "HostClock",
+    "Rail",
     "RankMesh",
     "World",
     "alone",
+    "check_cards",
     "clock",
     "join",
+    "rail_of",
 ]

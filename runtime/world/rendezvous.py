@@ -16,6 +16,7 @@ import json
 import socket
 import struct
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 PATIENCE_S = 300.0
 POLL_S = 0.05
 SIOCGIFADDR = 0x8915  # from linux/sockios.h
+MOST_OF_A_NAME = 15  # bytes, from linux/if.h
 
 
 def store(how: str, path: Path, rank: int, size: int) -> Store | None:
@@ -69,16 +71,24 @@ def address(how: str) -> str:
     return found
 
 
-def _address_of(interface: str) -> str:
+def _address_of(interface: str, where: str = "rendezvous") -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             row = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", interface.encode()))
         except OSError:
             there = ", ".join(name for _, name in socket.if_nameindex())
             raise BadInput(
-                f"{socket.gethostname()} has no address at '{interface}'", where="rendezvous", allowed=there
+                f"{socket.gethostname()} has no address at '{interface}'", where=where, allowed=there
             ) from None
     return socket.inet_ntoa(row[20:24])
+
+
+def check_cards(cards: Sequence[str]) -> None:
+    """Raises BadInput where this host has no address at the interface of a network card that a plan lists."""
+    for interface in cards:
+        if len(interface.encode()) > MOST_OF_A_NAME:
+            raise BadInput(f"'{interface}' names no interface", where="cards", allowed="15 letters at most")
+        _address_of(interface, "cards")
 
 
 def _open(how: str, path: Path, size: int) -> Store:

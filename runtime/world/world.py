@@ -14,9 +14,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
+from typing import Protocol, cast
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
 
 from planner.plan import Place, Plan
 from runtime import runfolder
@@ -32,6 +35,30 @@ class HostClock:
 
     offset_ns: int = 0  # added to a time of this host, it gives the time of the first rank's host
     error_ns: int = 0  # at most; half of the quickest way there and back
+
+
+class Rail(Protocol):
+    """A communicator of hosts: one of torch.distributed's groups, or one of ours over a network card."""
+
+    def rank(self) -> int:
+        """Returns the number of this rank in it."""
+
+    def size(self) -> int:
+        """Returns how many ranks it has."""
+
+    def send(self, tensors: list[Tensor], rank: int, tag: int, /) -> dist.Work:
+        """Starts to send a tensor."""
+
+    def recv(self, tensors: list[Tensor], rank: int, tag: int, /) -> dist.Work:
+        """Starts to receive a tensor."""
+
+    def allreduce(self, tensors: list[Tensor], /) -> dist.Work:
+        """Starts to sum a tensor over all ranks, in place."""
+
+    def alltoall_base(
+        self, into: Tensor, sent: Tensor, sizes: list[int], sent_sizes: list[int], /
+    ) -> dist.Work:
+        """Starts to send each rank a part, and to receive one of each."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +79,15 @@ class World:
         """
         made = dist.new_group(list(ranks), timeout=timedelta(seconds=TIMEOUT_S))
         return made if self.rank in ranks else None
+
+    def rail(self, ranks: Sequence[int], name: str, interface: str = "") -> Rail:
+        """Makes a communicator of hosts over one network card; its ranks call this, and nobody else.
+
+        Args: `ranks` are its members, numbered as they stand there; `name` is no other communicator's of them;
+            `interface` is the card's, "" for that of all messages.
+        """
+        store = PrefixStore(f"rail/{name}/", _get_default_store())
+        return rail_of(store, ranks.index(self.rank), len(ranks), interface)
 
     def agree(self, text: str) -> bool:
         """Returns whether all ranks hold the same text; all of them must call it.
@@ -78,6 +114,20 @@ class World:
             dist.destroy_process_group()
 
 
+def rail_of(store: Store, rank: int, size: int, interface: str = "") -> Rail:
+    """Makes a communicator of hosts over one network card; collective.
+
+    Args: `store` is where its ranks meet, and nobody else; `interface` is the card's, "" for that of all messages.
+    """
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._timeout = timedelta(seconds=TIMEOUT_S)
+    make = dist.ProcessGroupGloo.create_device
+    options._devices = [
+        make(interface=interface) if interface else dist.ProcessGroupGloo.create_default_device()
+    ]
+    return cast(Rail, dist.ProcessGroupGloo(store, rank, size, options))
+
+
 def alone(device: torch.device) -> World:
     """Returns the world of a run of one process.
 
@@ -86,13 +136,25 @@ def alone(device: torch.device) -> World:
     return World(0, 1, device, None)
 
 
-def join(rendezvous: Path, rank: int, size: int, device: torch.device, how: str = runfolder.FILE) -> World:
+def join(
+    rendezvous: Path,
+    rank: int,
+    size: int,
+    device: torch.device,
+    how: str = runfolder.FILE,
+    cards: Sequence[str] = (),
+) -> World:
     """Meets the other ranks.
 
     Args: `rendezvous` is a file in the run folder; `how` is one of those in `rendezvous.py`, by default a
-        file that nobody else can reach.
+        file that nobody else can reach; `cards` are interfaces of this host that sums go over. Messages go over the
+        first, where the environment does not say otherwise.
     Returns: the world of this rank.
+    Raises: BadInput where an interface does not exist.
     """
+    meeting.check_cards(cards)
+    if cards:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", cards[0])
     if size == 1:
         return alone(device)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"

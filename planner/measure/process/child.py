@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from planner.errors import BadInput, Unexpected
 from planner.measure.process.protocol import (
@@ -23,9 +23,13 @@ from planner.measure.process.protocol import (
     RanBeside,
     Ready,
     Refused,
+    SamplesRead,
     encode,
     parse,
 )
+
+if TYPE_CHECKING:
+    from planner.workload import Workload
 
 
 def main() -> None:
@@ -93,6 +97,18 @@ def serve(say: Callable[[Message], None]) -> None:
     if pending.optimizer:  # once more, apart in time
         say(Optimized(measured_optimizer(workload, graph, request.device, clock, visits)))
     say(RanBeside(others.share(time.process_time() - begun)))
+    say(read_samples(workload))  # last, since the user's dataset may end this process
+
+
+def read_samples(workload: Workload) -> SamplesRead:
+    """Times the samples of a dataset; one that cannot be read here is no reason to refuse its model."""
+    from planner.measure.timing import sample_cost
+
+    try:
+        return SamplesRead(sample_cost(workload))
+    except Exception as error:  # the user's dataset ran: it may raise anything
+        what = error.what if isinstance(error, BadInput) else f"{type(error).__name__}: {error}"
+        return SamplesRead(None, f"reading samples was not timed: {what}")
 
 
 def made(name: str) -> Any:  # Any: what class it is only the one who named it knows

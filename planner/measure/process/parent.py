@@ -29,10 +29,11 @@ from planner.measure.process.protocol import (
     RanBeside,
     Ready,
     Refused,
+    SamplesRead,
     encode,
     parse,
 )
-from planner.profile import CostKey, OptimizerCost
+from planner.profile import CostKey, OptimizerCost, SampleCost
 from planner.terminal import Report
 
 
@@ -44,6 +45,7 @@ class Measured:
     done: dict[CostKey, Done] = field(default_factory=dict)
     failures: dict[CostKey, str] = field(default_factory=dict)
     optimizer: OptimizerCost | None = None
+    samples: SampleCost | None = None
     others: float = 0.0  # share of the machine that other processes took meanwhile, at most
 
     def pending(self, keys: Sequence[CostKey]) -> tuple[CostKey, ...]:
@@ -201,6 +203,10 @@ def _follow(
             journal.add(message)
         elif isinstance(message, Failed):
             measured.failures[message.key] = message.why
+        elif isinstance(message, SamplesRead):
+            measured.samples = message.cost
+            if message.why:
+                report.say(message.why)
         elif isinstance(message, RanBeside):
             measured.others = max(measured.others, message.others)
         elif isinstance(message, MeasureProgress):

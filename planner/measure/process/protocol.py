@@ -14,7 +14,7 @@ from pathlib import Path
 from planner.errors import BadInput
 from planner.files import WrongKey, decode
 from planner.model import ModelGraph
-from planner.profile import CostKey, LayerCost, OptimizerCost
+from planner.profile import CostKey, LayerCost, OptimizerCost, SampleCost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +89,14 @@ class Optimized:
 
 
 @dataclass(frozen=True, slots=True)
+class SamplesRead:
+    """What reading samples takes, once all rows are measured; or why it was not timed."""
+
+    cost: SampleCost | None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class RanBeside:
     """The last message: what ran beside the measuring."""
 
@@ -106,7 +114,7 @@ class Refused:
 
 
 RowEvent = Begun | MeasureProgress | Done | Failed
-Message = MeasureRequest | Ready | Pending | RowEvent | Optimized | RanBeside | Refused
+Message = MeasureRequest | Ready | Pending | RowEvent | Optimized | SamplesRead | RanBeside | Refused
 _KINDS: tuple[type[Message], ...] = (
     MeasureRequest,
     Ready,
@@ -116,6 +124,7 @@ _KINDS: tuple[type[Message], ...] = (
     Done,
     Failed,
     Optimized,
+    SamplesRead,
     RanBeside,
     Refused,
 )

@@ -5,7 +5,6 @@ One pipeline stands for all: where replicas differ, the slowest of them counts.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,19 +23,21 @@ from planner.cluster import (
     Slot,
     Spread,
     Sum,
+    Summing,
+    all_reduce,
     card,
     card_sharers,
     distance,
     slots,
     spread,
-    sum_s,
     transfer_s,
 )
 from planner.milp.configurations.configurations import AxisName, Configuration
 from planner.spatial import neighbours
+from planner.sums import offered, parse
 
 TYPICAL_BYTES = 1 << 12  # of statistics that a group sums
-_SMALL_BYTES, _LARGE_BYTES = 1, 1 << 42  # before and beyond where a ring overtakes trees
+_LARGE_BYTES = 1 << 42  # tells a slope exactly
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,15 +86,27 @@ class PlacementCosts:
     """A cluster with the costs of links and gradient sums, worked out once."""
 
     cluster: Cluster
-    _sums: dict[tuple[Spread, int], Sum] = field(default_factory=dict)
+    pinned: str = ""  # the name of all sums of gradients that nobody shares; "" is free
+    _sums: dict[tuple[Spread, int, Summing], Sum] = field(default_factory=dict)
     _groups: dict[GroupKey, Group] = field(default_factory=dict)
     _placements: dict[PlacementKey, Placement] = field(default_factory=dict)
-    _worker_sums: dict[tuple[PlacementKey, WorkerGroups], tuple[Sum, ...]] = field(default_factory=dict)
+    _worker_sums: dict[tuple[PlacementKey, WorkerGroups, Summing], tuple[Sum, ...]] = field(
+        default_factory=dict
+    )
 
     @cached_property
     def slots(self) -> tuple[Slot, ...]:
         """Returns all places for a rank, in the order of the machines."""
         return tuple(slots(self.cluster))
+
+    @cached_property
+    def by_name(self) -> bool:
+        """Returns whether gradients may be summed otherwise than a run does by itself."""
+        return bool(self.pinned) or any(link is not None and link.sums for _, link in self.cluster.links)
+
+    def sums_so(self, holders: int) -> bool:
+        """Returns whether so many ranks may sum by the pinned name."""
+        return holders == 1 or not self.pinned or offered(parse(self.pinned), holders, self.cluster.cards)
 
     def grid(self, shape: Configuration) -> tuple[tuple[Slot, ...], ...]:
         """Returns the slot of every rank.
@@ -119,17 +132,21 @@ class PlacementCosts:
             self._placements[key] = mesh(self, configuration, device)
         return self._placements[key]
 
-    def worker_sums(self, configuration: Configuration, groups: WorkerGroups) -> tuple[Sum, ...]:
+    def worker_sums(
+        self, configuration: Configuration, groups: WorkerGroups, *, tied: bool = False
+    ) -> tuple[Sum, ...]:
         """Returns the all-reduces of a configuration.
 
-        Args: `groups` of workers, each summed over all replicas.
+        Args: `groups` of workers, each summed over all replicas; `tied` is of parameters that several stages use.
         Returns: one `Sum` for each group.
         """
-        key = _placement_key(configuration), groups
+        how: Summing = "itself" if tied else "free"
+        in_parts = configuration.shard or configuration.held  # each rank adds up the part that it updates
+        key = _placement_key(configuration), groups, "direct" if in_parts else how
         if key not in self._worker_sums:
             grid = self.grid(configuration)
             over = [[row[w] for row in grid for w in group] for group in groups]
-            self._worker_sums[key] = tuple(self.sums(over))
+            self._worker_sums[key] = tuple(self.sums(over, key[-1]))
         return self._worker_sums[key]
 
     def column_sums(self, configuration: Configuration) -> tuple[Sum, ...]:
@@ -162,25 +179,27 @@ class PlacementCosts:
         sharers = card_sharers(self.cluster, pairs)
         apart = {distance(self.cluster, a, b): (a, b) for a, b in pairs}
         lines = [_line(self.cluster, a, b, sharers) for a, b in apart.values()]
-        sums = self.sums(groups)
+        sums = self.sums(groups, "ring")
         return Group(
             latency_ns=max(start for start, _ in lines),
             byte_ns=max(slope for _, slope in lines),
             sum=max(sums, key=lambda each: int(each.ns(np.array([TYPICAL_BYTES]))[0])),
         )
 
-    def sums(self, groups: Sequence[Sequence[Slot]]) -> list[Sum]:
+    def sums(self, groups: Sequence[Sequence[Slot]], how: Summing) -> list[Sum]:
         """Returns the all-reduce of each group of slots.
 
-        Args: each group sums by itself; all groups do at once, so several may share a network card.
+        Args: each group sums by itself; all groups do at once, so several may share a network card. `how` says which
+            sums there are.
         Returns: nanoseconds by bytes, one for each group.
         """
         sharers = _sharers(self.cluster, groups)
         found = []
         for group in groups:
-            key = spread(self.cluster, group), sharers
+            over = spread(self.cluster, group)
+            key = over, sharers, how
             if key not in self._sums:
-                self._sums[key] = _lines(self.cluster, *key)
+                self._sums[key] = all_reduce(self.cluster, over, how, pinned=self.pinned, sharers=sharers)
             found.append(self._sums[key])
         return found
 
@@ -278,21 +297,3 @@ def _sharers(cluster: Cluster, groups: Sequence[Sequence[Slot]]) -> int:
     """Returns the most devices behind one network card that sum with other nodes; at least 1."""
     outgoing = {place for group in groups if len({p.node for p in group}) > 1 for place in group}
     return max(Counter((place.node, card(cluster, place)) for place in outgoing).values(), default=1)
-
-
-def _lines(cluster: Cluster, over: Spread, sharers: int) -> Sum:
-    def seconds(size: int) -> float:
-        return sum_s(cluster, over, size, sharers=sharers)
-
-    def slope(size: int) -> float:
-        return (seconds(2 * size) - seconds(size)) / size
-
-    start, near, far = seconds(0), slope(_SMALL_BYTES), slope(_LARGE_BYTES)
-    size = _SMALL_BYTES
-    while size < _LARGE_BYTES and not math.isclose(slope(size), far, rel_tol=1e-7):
-        size *= 4  # the smallest on the second line tells its start most exactly
-    if size == _SMALL_BYTES:
-        near, far_start = far, start
-    else:
-        far_start = seconds(size) - far * size
-    return Sum(base_ns=(start * NS_PER_S, far_start * NS_PER_S), slope_ns=(near * NS_PER_S, far * NS_PER_S))

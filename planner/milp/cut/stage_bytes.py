@@ -78,6 +78,11 @@ class Sizes:
         every, trained = self.tables.parameters[low, high], self.tables.gradients[low, high]
         return every - trained + self._part(trained) if self.shape.held == "parameters" else every
 
+    def own_bytes(self, low: IntArray, high: IntArray) -> IntArray:
+        """Returns the bytes of gradients that no other stage uses, for each pair of boundaries."""
+        own: IntArray = self.tables.gradients[low, high] - self.tables.tied[low, high]
+        return own
+
     def gradient_bytes(self, low: IntArray, high: IntArray) -> IntArray:
         """Returns the bytes of gradients that a rank holds throughout a step."""
         every = self.tables.gradients[low, high]

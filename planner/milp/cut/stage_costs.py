@@ -221,7 +221,7 @@ class StageCosts(Sizes):
 
         Returns: nanoseconds for each pair of boundaries.
         """
-        return self.sums[stage].ns(self.tables.gradients[low, high] - self.tables.tied[low, high])
+        return self.sums[stage].ns(self.own_bytes(low, high))
 
     def step_ns(self, stage: int, low: IntArray, high: IntArray) -> IntArray:
         return self.handed_on_ns(stage, low, high, self.sync_ns(stage, low, high))

@@ -34,7 +34,7 @@ def row_sum(machines: PlacementCosts, configuration: Configuration, worker: int)
         for first in range(0, len(grid), ranks)
     ]
     count = len(over) // configuration.workers
-    own = machines.sums(over)[worker * count : (worker + 1) * count]
+    own = machines.sums(over, "direct")[worker * count : (worker + 1) * count]
     return max(own, key=lambda each: int(each.ns(np.array([TYPICAL_BYTES]))[0]))
 
 

@@ -59,16 +59,20 @@ def searched(instance: Instance, effort: Effort) -> Searched:
     if not _free(instance.pins) or alone(instance.profile.graph):
         return Searched(best=first)
     every = _every(instance.profile.graph) if instance.layers <= limits.ORDERED_LAYERS else None
+    found, chosen = [first], every or []
     try:
         chosen = list(_balanced(first)) if every is None else every
+        for other in _others(first, chosen, effort):
+            found.append(other)
+            if other.stopped:
+                every = None
+                break
     except TooManyIdeals:
         return Searched(best=first, orders=LayerOrders(searched="too_many"))
-    found = [first]
-    for other in _others(first, chosen, effort):
-        found.append(other)
-        if other.stopped:
-            every = None
-            break
+    except KeyboardInterrupt:  # before another order had a better plan
+        if first.best is None:
+            raise
+        every = None
     best = min(found, key=lambda each: (each.limit, found.index(each)))
     closed = [each for each in found if each is not best and (each is first or _least(each) >= best.limit)]
     return Searched(

@@ -219,8 +219,13 @@ class TotalsBound:
         return float((np.maximum(begun, returned) + after).max())
 
     def _even(self, shape: Configuration) -> bool:
-        """Returns whether a sum over more devices takes no less: not where they bring more network cards."""
+        """Returns whether a sum over more devices takes no less: not where they bring more network cards.
+
+        More devices may also sum by another name.
+        """
         groups = self.instance.cluster.nodes
+        if self.instance.machines.by_name:
+            return False
         return all(g.devices_per_node == 1 for g in groups) or sum(g.count for g in groups) == 1
 
 

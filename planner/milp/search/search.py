@@ -17,7 +17,7 @@ from planner.errors import Infeasible
 from planner.milp import explain, formulation, infeasible, limits
 from planner.milp.configurations.configurations import Configuration
 from planner.milp.instance import Instance
-from planner.milp.limits import Effort
+from planner.milp.limits import Effort, SearchProgress
 from planner.milp.problems import Rows
 from planner.milp.proof.boxes import ROUNDING, Box
 from planner.milp.proof.order_free import order_free_bound_ns
@@ -40,6 +40,25 @@ class Waiting:
     known: set[Configuration] = field(default_factory=set)
     done: set[Configuration] = field(default_factory=set)  # that were looked into
     heap: list[tuple[float, int]] = field(default_factory=list)
+    now: float = UNFIT_NS  # the bound of the configuration that is being examined
+
+    def progress(self, known: int) -> SearchProgress:
+        """Returns how far the search has come.
+
+        Args: `known` configurations are there from the start.
+        """
+        state, every = self.state, max(known, len(self.every))
+        best = state.limit if state.limit < UNFIT_NS else None
+        spent = min(1.0, state.instance.meter.spent_ns / max(state.effort.work_ns, 1.0))
+        if state.stage == "picked":  # not all of them wait yet
+            done, bound = len(self.done), None
+        else:
+            left = [tried.bound_ns for tried in state.open if tried.bound_ns < state.limit]
+            left += [ns for ns in state.left if ns < state.limit]
+            bound = int(min([state.limit, self.now, *(ns for ns, _ in self.heap[:1]), *left]))
+            done = max(0, every - len(self.heap) - len(left))
+        bound = None if bound == UNFIT_NS else bound
+        return SearchProgress(done=done, all=every, best_ns=best, bound_ns=bound, spent=spent)
 
     def add(self, shape: Configuration) -> None:
         """Adds a configuration that never waited before."""
@@ -59,7 +78,9 @@ class Waiting:
                 state.leave(least)
                 continue
             if self.every[number] not in self.done:
+                self.now = least
                 self.examine(self.every[number])
+                self.now = UNFIT_NS
 
     def examine(self, shape: Configuration) -> None:
         """Takes a first look at a configuration, and adds the variants that it calls for."""
@@ -97,21 +118,29 @@ def search(
 
     Args: plans that take `below` nanoseconds or more are not looked for; `rows` of the same orders give a start.
     Returns: the state of the search with the best answer, if there is one, and its bound.
-    Raises: Infeasible where the pins leave no configuration.
+    Raises: Infeasible where the pins leave no configuration; KeyboardInterrupt where Ctrl-C came before any plan.
     """
     kept = instance.kept.rows if rows is None else rows
     state = SearchState(instance=instance, effort=effort, below=below, rows=kept)
     configurations = pick.ranked(instance)
     if not configurations:
         raise Infeasible(infeasible.no_shape(instance, lambda asked: bool(pick.ranked(asked))))
-    waiting = Waiting(state=state)
+    waiting, watch = Waiting(state=state), effort.watch
+    state.follow = lambda: watch.at(lambda: waiting.progress(len(configurations)))
     try:
+        watch.begin()
         _run(state, waiting, configurations)
-    except KeyboardInterrupt:
-        if state.best is None:
+        watch.end()
+    except BaseException as error:
+        # A library that Ctrl-C meets in the middle of a call may turn it into an error of its own.
+        if not (watch.stopped or isinstance(error, KeyboardInterrupt)):
             raise
+        if state.best is None:
+            raise KeyboardInterrupt from error
         state.stopped = True
         waiting.leave(configurations)
+    finally:
+        watch.end()
     state.queue = waiting.every
     state.considered = len(waiting.every)
     return state

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from math import comb
 from typing import Literal
@@ -56,6 +56,7 @@ class SearchState:
     stopped: bool = False  # by the user
     rugged: bool = False  # whether annealing for longer still gained
     rows: Rows = field(default_factory=dict)  # of orders that several shapes have
+    follow: Callable[[], None] = lambda: None  # tells whoever watches
 
     def __post_init__(self) -> None:
         self.floors = TotalsBound(self.instance)
@@ -66,12 +67,10 @@ class SearchState:
 
     def look(self, shape: Configuration) -> ConfigurationState | None:
         """Returns the state of a configuration; None where its family is impossible at these numbers."""
-        if shape not in self.tried:
-            problem = self.instance.problem(shape)
-            if problem is None:
-                return None
+        self.follow()
+        if shape not in self.tried and (problem := self.instance.problem(shape)) is not None:
             self.tried[shape] = ConfigurationState(shape=shape, problem=problem)
-        return self.tried[shape]
+        return self.tried.get(shape)
 
     def answer(
         self, tried: ConfigurationState, root: Box | None = None, work_ns: float = limits.DESCENT_NS
@@ -106,6 +105,7 @@ class SearchState:
         return min(most, affordable, comb(problem.layers - 1, problem.stages - 1) - 1)
 
     def take(self, tried: ConfigurationState, answer: Answer | None) -> None:
+        self.follow()
         if answer is not None and isinstance(tried.problem, RecomputeProblem):
             if answer.ns < self.limit:
                 self.take(*self._decided(tried.problem, answer))
@@ -178,8 +178,8 @@ class SearchState:
     def _learn(self, tried: ConfigurationState) -> None:
         assert tried.closing is not None
         self.take(tried, tried.closing.record.answer)
-        talking = tried.closing.problem.chained
-        tried.bound_ns = max(tried.closing.bound_ns, self._totals(tried.shape, talking=talking))
+        totals = self._totals(tried.shape, talking=tried.closing.problem.chained)
+        tried.bound_ns = max(tried.closing.bound_ns, totals)
 
     def prove(self) -> None:
         """Continues open proofs, a few boxes each, the lowest bound first; stops at the least bound in `left`."""

@@ -98,10 +98,10 @@ def test_norms_are_cut_by_sequence_or_samples_where_activations_must_shrink() ->
 
 def test_the_vocabulary_is_cut_where_its_embedding_is_most_of_the_model() -> None:
     work = gpt2(vocab=16384)
-    found = layouts(work, NODE, 4, mesh=(4,))
-    layout = _fits(found, 0.4 * _whole(found))
     tables = {
-        x.operation.layer: x.factors for x in layout.graph.placed if x.operation.operation == "aten.embedding"
+        x.operation.layer: x.factors
+        for x in _fits(work, 4, 0.4).placed
+        if x.operation.operation == "aten.embedding"
     }
     assert tables["token"] == ("vocabulary",)
 

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from docs.reference import schemas
+from planner import cluster as machines
 from planner.cluster import (
     HOST_PROCESS_BYTES,
     Cluster,
@@ -23,9 +24,9 @@ from planner.cluster import (
     Slot,
     host_margin,
     links,
+    places,
     with_nodes,
 )
-from planner.cluster import cluster as machines
 from planner.errors import BadInput
 from planner.files import yaml_text as yaml_files
 from tests.planner.plan_examples import parse_cluster
@@ -90,9 +91,9 @@ def test_distance_is_by_node_and_rack() -> None:
         "cluster",
     ]
     assert machines.distance(cluster, Slot(4, 0), Slot(5, 0)) == "rack"
-    assert machines.link_over(cluster, machines.distance(cluster, origin, Slot(3, 1))) == FAR
+    assert places.link_over(cluster, machines.distance(cluster, origin, Slot(3, 1))) == FAR
     with pytest.raises(BadInput, match="no link over the distance 'device'"):
-        machines.link_over(cluster, "device")
+        places.link_over(cluster, "device")
 
 
 def test_distance_is_symmetric_and_groups_do_not_share_a_rack() -> None:
@@ -105,13 +106,13 @@ def test_distance_is_symmetric_and_groups_do_not_share_a_rack() -> None:
 def test_devices_are_found_by_node_and_slot() -> None:
     cluster = two_racks()
     assert machines.total_devices(cluster) == len(list(machines.slots(cluster))) == 10
-    assert machines.group_of(cluster, 3).device == "V100-16GB"
-    assert machines.group_of(cluster, 4).device == "P100-16GB"
+    assert places.group_of(cluster, 3).device == "V100-16GB"
+    assert places.group_of(cluster, 4).device == "P100-16GB"
     assert list(machines.slots(cluster, [4, 0])) == [Slot(4, 0), Slot(0, 0), Slot(0, 1)]
     assert machines.exists(cluster, Slot(3, 1))
     assert not any(machines.exists(cluster, Slot(*at)) for at in ((4, 1), (6, 0), (-1, 0), (0, -1)))
     with pytest.raises(BadInput, match=r"there is no node 6 \(allowed: 0 to 5\)"):
-        machines.group_of(cluster, 6)
+        places.group_of(cluster, 6)
 
 
 def test_memory_is_the_catalogues_or_the_files_less_the_margin() -> None:
@@ -151,7 +152,7 @@ def test_a_sum_between_nodes_takes_the_farthest_link() -> None:
 def test_small_sums_over_many_nodes_go_by_trees_and_large_ones_by_a_ring() -> None:
     cluster = Cluster.load(PLANS / "clusters/piz-daint.yaml")
     everyone = list(machines.slots(cluster))
-    wire = machines.link_over(cluster, "cluster")
+    wire = places.link_over(cluster, "cluster")
     small = _all_reduce_s(cluster, everyone, 1000)
     assert small == pytest.approx(2 * 11 * wire.latency_s + 2 * 1000 / wire.bandwidth_bytes_per_s)
     large = _all_reduce_s(cluster, everyone, 10**12)

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import pytest
 import torch
 
 from planner.capture import capture
+from planner.measure.process.child import read_samples
 from planner.measure.specimens import Way, real_specimen, situations
 from planner.measure.timing import (
     VISITS,
@@ -15,12 +17,13 @@ from planner.measure.timing import (
     Samples,
     clock_of,
     pass_times,
+    sample_cost,
     shared_out,
     spread_of,
     time_rounds,
 )
 from planner.profile import Seconds
-from planner.workload import load
+from planner.workload import Workload, load
 
 T = TypeVar("T")
 
@@ -84,3 +87,40 @@ def test_one_thread_is_timed_by_the_processor_and_several_by_the_wall() -> None:
         assert isinstance(clock_of("cpu"), CpuClock)
     finally:
         torch.set_num_threads(before)
+
+
+class Counted(list[int]):
+    """A dataset that knows how often each sample was read."""
+
+    regions = False
+
+    def __init__(self, length: int) -> None:
+        super().__init__([0] * length)
+
+    def __getitem__(self, index: Any) -> Any:
+        self[index] = super().__getitem__(index) + 1
+        return torch.zeros(3), 1
+
+
+def reads(data: object) -> Workload:
+    workload = load("mlp")
+    return replace(workload, functions={**workload.functions, "dataset": lambda: data})
+
+
+def test_samples_are_timed_when_first_read_and_when_read_again() -> None:
+    data = Counted(100)
+    cost = sample_cost(reads(data))
+    assert cost is not None and cost.sample_bytes == 3 * 4 + 8
+    assert sorted(data) == [0] * 68 + [2] * 32
+    assert min(cost.cold_s, cost.warm_s, cost.collate_s) > 0 and cost.seconds == cost.cold_s + cost.collate_s
+
+
+def test_what_is_synthetic_or_read_by_regions_is_not_timed() -> None:
+    data = Counted(3)
+    data.regions = True
+    assert sample_cost(load("mlp")) is None and sample_cost(reads(data)) is None and list(data) == [0, 0, 0]
+
+
+def test_a_dataset_that_cannot_be_read_here_is_told_and_refuses_no_model() -> None:
+    found = read_samples(reads([]))
+    assert found.cost is None and found.why.startswith("reading samples was not timed: IndexError")

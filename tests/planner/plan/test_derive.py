@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 
@@ -10,7 +11,17 @@ from planner.errors import BadInput
 from planner.milp import Effort, Question, solve
 from planner.milp.layer_orders import orders
 from planner.model import Buffer, ModelGraph, alone, misplaced
-from planner.plan import LayerOrders, Plan, as_planned, dump
+from planner.plan import (
+    LayerOrders,
+    Plan,
+    SampleReading,
+    as_planned,
+    awaited_ns,
+    dump,
+    readers,
+    reading_ns,
+)
+from planner.plan.yaml import load, parse
 from planner.profile import Profile
 from planner.verify import violations
 from tests.planner.milp.instances import Block, chain, cluster, profile
@@ -164,3 +175,48 @@ def test_samples_cut_in_space_keep_the_order_of_the_model() -> None:
     spatial = plan.model_copy(update={"axes": axes, "places": (*plan.places, *plan.places)})
     found = violations(spatial, profile=branches())
     assert any("leaves the order of the model" in str(each) for each in found)
+
+
+def reading(sample_ns: int, store: Literal["none", "ram"] = "none", **batch: object) -> Plan:
+    """A plan of 10 ms whose ranks read 8 samples a step."""
+    found = load("plans/mlp-chimera.yaml")
+    changed = found.batch.model_copy(update={"micro": 2, "micros": 4, **batch})
+    step = found.prediction.model_copy(update={"step_ns": 10_000_000})
+    data = SampleReading(sample_ns=sample_ns, sample_bytes=4, store=store)
+    return found.model_copy(update={"batch": changed, "prediction": step, "data": data})
+
+
+def test_a_step_is_no_shorter_than_what_the_readers_of_a_rank_deliver() -> None:
+    slow = reading(5_000_000)
+    assert reading_ns(slow) == 40_000_000
+    assert [awaited_ns(slow, workers) for workers in (0, 1, 2, 3, 4, 9)] == [
+        50_000_000,
+        40_000_000,
+        20_000_000,
+        13_333_334,
+        10_000_000,
+        10_000_000,
+    ]
+    assert awaited_ns(load("plans/mlp-chimera.yaml"), 0) == load("plans/mlp-chimera.yaml").prediction.step_ns
+    assert reading_ns(reading(5_000_000, shares=(1, 6))) == 60_000_000  # of the rank that reads the most
+    assert reading_ns(reading(5_000_000, "ram")) == 0
+
+
+def test_the_least_readers_that_hide_it_are_taken_within_the_cores_of_a_rank() -> None:
+    assert [
+        readers(reading(ns), cores=64) for ns in (0, 12_000, 13_000, 1_250_000, 1_251_000, 5_000_000)
+    ] == [
+        0,
+        0,
+        1,
+        1,
+        2,
+        4,
+    ]
+    assert [readers(reading(5_000_000), cores) for cores in (0, 1, 2, 3, 4, 5)] == [1, 1, 1, 2, 3, 4]
+
+
+def test_what_reading_takes_comes_back_from_a_file_and_is_left_out_where_it_is_unknown() -> None:
+    for plan in (reading(7), reading(7, "ram")):
+        assert parse(dump(plan)) == plan and ("store" in dump(plan)) == (plan.data != reading(7).data)
+    assert "data:\n" not in dump(load("plans/mlp-chimera.yaml")).replace(" data:", "")

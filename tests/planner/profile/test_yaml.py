@@ -10,7 +10,7 @@ import yaml
 
 from planner.cluster import catalogue as devices
 from planner.errors import BadInput
-from planner.profile import CostKey
+from planner.profile import CostKey, SampleCost
 from planner.profile import yaml as profile_yaml
 from tests.planner.graphs import chain, cost, profile
 from tests.planner.rooflines import from_graph
@@ -146,3 +146,12 @@ def test_a_file_that_cannot_be_read_is_named(make: bytes | None, words: str, tmp
     with pytest.raises(BadInput, match=words) as caught:
         profile_yaml.load(path)
     assert str(path) in str(caught.value)
+
+
+def test_what_reading_samples_takes_comes_back_and_is_checked(text: str) -> None:
+    cost = SampleCost(cold_s=0.25, warm_s=0.125, collate_s=0.0, sample_bytes=7)
+    found = replace(profile_yaml.loads(text), samples=cost)
+    said = profile_yaml.dumps(found)
+    assert profile_yaml.loads(said) == found and len(said.splitlines()) == len(text.splitlines()) + 1
+    with pytest.raises(BadInput, match=r"profile:\d+: samples.cold_s: cold_s is -1"):
+        profile_yaml.loads(said.replace("0.25", "-1"))

@@ -17,6 +17,10 @@ MODELS = {
     "sequence-classification": "hf:BertConfig",
     "image-classification": "hf:vit",
     "ctc": "hf:wav2vec2",
+    "masked-lm": "hf:bert",
+    "seq2seq-lm": "hf:t5",
+    "token-classification": "hf:distilbert",
+    "speech-to-text": "hf:whisper",
 }
 
 

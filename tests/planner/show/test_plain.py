@@ -6,8 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import shardwright
-from planner.plan import Plan, Regrid
-from planner.show import text
+from planner.plan import Plan, Regrid, SampleReading, load
+from planner.show import plan_lines, text
+from planner.show.rivals import reading_text
 from tests.planner import plan_examples as examples
 
 
@@ -57,3 +58,12 @@ def test_where_samples_are_cut_and_whole_again_stands_beside_each_stage() -> Non
     rows = table.splitlines()[1 : 1 + len(plan.stages)]
     assert f"2x2 parts, 2 parts from {first.layers[-1]} on, whole from loss on" in rows[0]
     assert all("  whole  " in row for row in rows[1:])
+
+
+def test_reading_that_makes_steps_longer_is_named_by_the_plan_and_its_explanation() -> None:
+    plan = load("plans/mlp-two-stages.yaml")
+    assert not any("reading samples" in line for line in plan_lines(plan)) and reading_text(plan) == ""
+    needed = plan.batch.micro * plan.batch.micros
+    slow = plan.model_copy(update={"data": SampleReading(sample_ns=3 * plan.prediction.step_ns // needed)})
+    assert any("reading samples takes a rank" in line for line in plan_lines(slow))
+    assert "3 readers a rank would hide it" in reading_text(slow)

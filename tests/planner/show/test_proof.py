@@ -158,7 +158,7 @@ def test_a_configuration_has_one_row_and_that_of_the_plan_its_plain_name() -> No
         "",
         "no such plan of this batch on these devices",
     ]
-    assert [row.slower for row in rows] == ["", "1.6 %", "25.3 %", ""]
+    assert [row.slower for row in rows] == ["", "+1.6 %", "+25.3 %", ""]
 
 
 def test_the_table_of_rivals() -> None:
@@ -169,8 +169,8 @@ def test_the_table_of_rivals() -> None:
     assert text(plan).rpartition("\n\n")[2].splitlines() == [
         "plan           configuration                                 step   slower  idle   sums  messages  peak memory",
         "this plan      1f1b, 2 replicas, 2 workers               33.45 ms            0 %  3.1 %       0 %        8 MiB",
+        "data parallel  1f1b, 2 replicas, micro-batches of 4       33.7 ms   +0.7 %   0 %  3.1 %       0 %        8 MiB  within the error",
         "wave           2 replicas, 2 workers, 2 stages a worker     30 ms  -10.3 %   0 %  3.1 %       0 %        8 MiB  faster, but not what was asked for",
-        "data parallel  1f1b, 2 replicas, micro-batches of 4       33.7 ms    0.7 %   0 %  3.1 %       0 %        8 MiB  within the error",
         "one device     2 replicas, 2 workers                                                                            does not fit: 5 MiB short on a device",
     ]
 

@@ -7,20 +7,21 @@ from pathlib import Path
 
 import pytest
 
+from planner.cli.app import grids
 from planner.errors import BadInput
 from planner.files import disk
 from planner.terminal import console
 
 
 def test_parts_of_samples_are_read_in_order_and_whole_ones_left_out() -> None:
-    assert console.grids("1,2,2x2,1x1,2", "--spatial") == ((2,), (2, 2))
-    assert console.grids("1", "--spatial") == ()
+    assert grids("1,2,2x2,1x1,2", "--spatial") == ((2,), (2, 2))
+    assert grids("1", "--spatial") == ()
 
 
 @pytest.mark.parametrize("text", ["", "a", "2x", "x2", "0", "2,-1", "1.5", "2,,4"])
 def test_what_is_no_list_of_parts_names_its_option(text: str) -> None:
     with pytest.raises(BadInput, match=r"^--spatial: "):
-        console.grids(text, "--spatial")
+        grids(text, "--spatial")
 
 
 def test_a_file_that_cannot_be_written_is_a_message_and_leaves_nothing(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from planner.terminal import Report, progress
+from planner.terminal import LiveLine, Report, console
 
 
 class Terminal(io.StringIO):
@@ -52,7 +52,7 @@ def test_a_step_is_spoken_of_once_it_has_lasted_a_second_and_then_rarely(
 def test_a_step_that_nobody_can_ask_is_spoken_of_while_it_lasts(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "FIRST_LINE_S", 0.001)
+    monkeypatch.setattr(console, "FIRST_LINE_S", 0.001)
     with Report("rehearse") as report, report.step(0.5, "rank 1, 2 of 4"):
         threading.Event().wait(0.2)
     lines = capsys.readouterr().err.splitlines()
@@ -72,3 +72,24 @@ def test_before_the_first_word_there_is_no_thread_so_that_a_process_may_fork() -
     before = threading.active_count()
     with Report("probe", Terminal()):
         assert threading.active_count() == before
+
+
+def test_a_line_leaves_out_what_there_is_no_room_for() -> None:
+    line = LiveLine("planning gpt2")
+    line.tell(["3 of 20 configurations", "best 28.61 ms"])
+    assert line.text(12) == "planning gpt2: 3 of 20 configurations, best 28.61 ms, 12 s"
+    assert line.text(12, room=54) == "planning gpt2: 3 of 20 configurations, best 28.61 ms"
+    assert line.text(12, room=40) == "planning gpt2: 3 of 20 configurations"
+    assert line.text(12, room=20) == ""
+
+
+def test_a_line_is_written_in_place_on_a_terminal_and_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(console, "FIRST_LINE_S", 0.001)
+    screen, file = Terminal(), io.StringIO()
+    for stream in (screen, file):
+        with LiveLine("planning", stream=stream) as line:
+            line.tell(["3 of 20"])
+            threading.Event().wait(0.1)
+    assert screen.getvalue().startswith("\r\x1b[2Kplanning: ") and screen.getvalue().endswith("\r\x1b[2K")
+    assert "\n" not in screen.getvalue() and file.getvalue() == ""

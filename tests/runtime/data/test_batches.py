@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -13,7 +16,7 @@ from planner.errors import BadInput
 from planner.workload import Workload
 from planner.workload import workload as workloads
 from runtime.data import Batches, Wanted
-from runtime.data.stream import Stream
+from runtime.data.stream import Stream, mix, seeded
 from runtime.launch import launch_inline
 from tests.captures import captured_of
 from tests.runtime.test_equality import plan_of
@@ -299,3 +302,32 @@ def test_samples_of_a_shape_that_was_not_captured_are_named_by_their_indices(tmp
     ):
         for _ in range(8):
             next(data)
+
+
+def test_a_collation_that_draws_is_the_same_on_every_rank_in_every_run_and_leaves_no_mark(
+    numbered: Workload,
+) -> None:
+    def drawn() -> Tensor:
+        return torch.rand(2, 2) + np.random.random() + random.random()
+
+    def masked(samples: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        mask = drawn()
+        return mask, mask
+
+    workload = replace(numbered, functions={**numbered.functions, "collate": masked})
+    wanted = Wanted(micros=(0, 1), first=0, micro=2, step_samples=4, values=BOTH)
+
+    def masks(only: str, *, first: int = 0, workers: int = 0) -> list[Tensor]:
+        made = batches(workload, replace(wanted, values=frozenset({only})), workers=workers).steps(first)
+        return [next(iter(step[micro].values())) for step in itertools.islice(made, 3) for micro in (0, 1)]
+
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    inputs = masks("input")
+    assert before[0].equal(torch.get_rng_state()) and before[2] == random.getstate()
+    assert before[1] == np.random.get_state()[1].tolist()
+    torch.rand(1), np.random.random(), random.random()
+    for again in (masks("target"), masks("target", workers=1)):
+        assert all(a.equal(b) for a, b in zip(inputs, again, strict=True))
+    assert all(a.equal(b) for a, b in zip(inputs[2:], masks("input", first=4), strict=False))
+    with seeded(mix(0, 2)):
+        assert inputs[1].equal(drawn()) and not inputs[0].equal(inputs[1])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from planner.plan import Plan
+from planner.plan import Plan, SampleReading
 from planner.plan import yaml as plan_yaml
 from planner.timeline import WARM_UP_STEPS
-from runtime.runfolder import JUDGED_STEPS, DriftWatch, outside_bars
+from runtime.runfolder import JUDGED_STEPS, DriftWatch, outside_bars, waiting
 
 
 def plan(low_ns: int = 9_000_000, high_ns: int = 12_000_000) -> Plan:
@@ -32,3 +32,21 @@ def test_a_run_says_it_once_and_not_by_its_warm_up() -> None:
     assert not any(said) and watch.step(0.0105) == ""
     said = [watch.step(0.03) for _ in range(2 * JUDGED_STEPS)]
     assert sum(map(bool, said)) == 1
+
+
+def test_reading_that_is_known_belongs_to_the_bars_unless_readers_hide_it() -> None:
+    batch = plan().batch
+    each = 8_000_000 // (batch.micro * batch.micros)  # 8 ms a step
+    slow = plan().model_copy(update={"data": SampleReading(sample_ns=each)})
+    assert outside_bars(slow, 19e6) == "" and "9 ms to 20 ms" in outside_bars(slow, 30e6)
+    assert "9 ms to 12 ms" in outside_bars(slow, 19e6, workers=1)
+
+
+def test_a_run_that_waits_for_samples_says_so_once_with_the_figure() -> None:
+    watch = DriftWatch(plan())
+    said = [watch.step(0.010, 0.004) for _ in range(WARM_UP_STEPS + 2 * JUDGED_STEPS)]
+    assert sum(map(bool, said)) == 1
+    assert "ranks wait for samples 4 ms of 10 ms a step (40%); more readers (--data-workers auto)" in max(
+        said
+    )
+    assert waiting([(0.010, 0.0004)] * 9) == "" and waiting([]) == ""

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import signal
+import sys
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
+from random import Random
 
 import pytest
 
 from planner.errors import BadInput
-from planner.milp import Effort, Question, SearchState, effort_named, solve, solve_with_search
+from planner.milp import (
+    Effort,
+    Question,
+    SearchProgress,
+    SearchState,
+    SearchWatch,
+    effort_named,
+    solve,
+    solve_with_search,
+)
 from planner.milp.search import pick
 from planner.milp.search import search as searching
 from planner.plan import Plan, dump
 from planner.verify import violations
+from tests.draws import SEED
 from tests.planner.milp.instances import chain, cluster, profile
 
 ASKED = {
@@ -102,3 +116,115 @@ def test_a_search_that_is_stopped_before_any_plan_ends(monkeypatch: pytest.Monke
 def test_the_same_question_stopped_at_the_same_place_gives_the_same_bytes() -> None:
     asked = replace(ASKED["free"], effort=effort_named("quick"))
     assert dump(solve(asked)) == dump(quick("free"))
+
+
+# Ctrl-C
+
+
+@cache
+def calls(name: str) -> int:
+    """Returns how many calls of functions a question takes to be answered."""
+    counted = [0]
+
+    def count(*_: object) -> None:
+        counted[0] += 1
+
+    sys.setprofile(count)
+    try:
+        solve(ASKED[name])
+    finally:
+        sys.setprofile(None)
+    return counted[0]
+
+
+def interrupted_at(name: str, moment: int) -> Plan | None:
+    """Answers a question and presses Ctrl-C at a call of a function; None where nothing was found yet."""
+    left = [moment]
+
+    def press(*_: object) -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            signal.raise_signal(signal.SIGINT)
+
+    watch = SearchWatch()
+    asked = replace(ASKED[name], effort=Effort(watch=watch))
+    with watch.stoppable():
+        sys.setprofile(press)
+        try:
+            return solve(asked)
+        except KeyboardInterrupt:
+            return None
+        finally:
+            sys.setprofile(None)
+            assert watch.stopped
+
+
+MOMENTS = {"free": 5, "two nodes": 2}
+
+
+@pytest.mark.parametrize("name", MOMENTS)
+def test_ctrl_c_at_any_moment_gives_a_plan_with_an_honest_gap_or_nothing_yet(name: str) -> None:
+    question, best = ASKED[name], found(name)[0]
+    drawn = Random(f"{SEED} {name}")
+    met = 0
+    for _ in range(MOMENTS[name]):
+        plan = interrupted_at(name, drawn.randrange(1, calls(name)))
+        if plan is None:
+            continue
+        met += 1
+        assert plan.certificate is not None
+        assert plan.certificate.bound_ns <= best.prediction.step_ns <= plan.prediction.step_ns
+        assert plan.certificate.objective_ns == plan.prediction.step_ns
+        assert violations(plan, profile=question.profile, cluster=question.cluster) == []
+    assert met, "the drawn moments lie before the first plan"
+    assert interrupted_at(name, 10) is None
+
+
+def test_the_second_ctrl_c_ends() -> None:
+    watch = SearchWatch()
+    with watch.stoppable():
+        signal.raise_signal(signal.SIGINT)
+        assert watch.stopped
+        with pytest.raises(KeyboardInterrupt):
+            watch.begin()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_a_search_tells_how_far_it_is_and_its_bound_holds_at_any_time() -> None:
+    told: list[SearchProgress] = []
+    plan = solve(replace(ASKED["free"], effort=Effort(watch=SearchWatch(told.append, every_s=0))))
+    assert dump(plan) == dump(found("free")[0]), "who watches changes nothing"
+    assert plan.certificate is not None and plan.certificate.searched is not None
+    step = plan.prediction.step_ns
+    assert told[-1].best_ns == step and len(told) > 10
+    assert all(each.bound_ns is None or each.bound_ns <= step for each in told)
+    assert all(each.best_ns is None or each.best_ns >= step for each in told)
+    assert all(0 <= each.done <= each.all for each in told)
+    bounds = [each.gap for each in told if each.gap is not None]
+    assert bounds and bounds[-1] <= bounds[0]
+
+
+def test_an_error_that_a_library_makes_of_ctrl_c_ends_the_search_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def prove(state: SearchState) -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise TypeError("cannot compare") from None
+
+    def swallow(state: SearchState) -> None:
+        with suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        state.follow()
+
+    for spoilt in (prove, swallow):
+        monkeypatch.setattr(SearchState, "prove", spoilt)
+        watch = SearchWatch()
+        with watch.stoppable():
+            plan, search = solve_with_search(ASKED["two nodes"].instance(), Effort(watch=watch))
+        assert search.stopped and plan.certificate is not None
+    monkeypatch.setattr(SearchState, "prove", lambda state: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        solve(ASKED["two nodes"])

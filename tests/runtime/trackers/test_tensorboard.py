@@ -12,8 +12,8 @@ import pytest
 
 from runtime.launch import launch_inline
 from runtime.runfolder import MetricLines, Paths
-from runtime.train import tensorboard as boards
-from runtime.train.tensorboard import Board, board
+from runtime.trackers import Board, board
+from runtime.trackers import tensorboard as boards
 from tests.runtime.runfolder.test_metrics import line
 from tests.runtime.test_equality import HERE, plan_of
 

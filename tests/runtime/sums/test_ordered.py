@@ -13,12 +13,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from runtime.update import ordered_sum
-from runtime.update.ordered_sum import PIECE, Line, add_up
+from runtime.sums import ordered
+from runtime.sums.ordered import PIECE, add_up
+from runtime.sums.queues import Line
 from runtime.world import world as groups
 from tests.pool import Pool
 
-HERE = "tests.runtime.update.test_ordered_sum"
+HERE = "tests.runtime.sums.test_ordered"
 
 
 def numbers(rank: int, size: int, dtype: torch.dtype) -> Tensor:
@@ -36,7 +37,7 @@ def sums_of_parts(rank: int, ranks: int, rendezvous: Path, *, size: int, dtype: 
     line = Line()
     want = reduce(torch.add, (numbers(each, size, kind) for each in range(ranks)))
     found = []
-    with patch.object(ordered_sum, "PIECE", piece):
+    with patch.object(ordered, "PIECE", piece):
         for step in range(1, size + 1):
             mine = numbers(rank, size, kind)
             for done in [line.launch(partial(add_up, part, group)) for part in mine.split(step)]:

@@ -1,0 +1,70 @@
+"""The time of a named sum, as a formula of what its function does.
+
+A sum of m bytes over p ranks takes `rounds * latency + bytes * byte_s`. The bytes are those that go through the card
+that has most to carry, one way:
+
+    ring        2 (p - 1) rounds of m / p
+    rings K     2 (p - 1) rounds of m / (K p) on each ring; rings on one card share it
+    direct      2 rounds, 2 (p - 1) messages of m / p
+    colours K   2 d + s - 1 turns of 2 rounds and 2 m / s bytes, with trees of depth d and s pieces of each part;
+                where a rank has children in j colours, j times the bytes
+
+Where several ranks of a node sum with other nodes, their card carries for all of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final, NamedTuple
+
+from planner.sums.names import SumName
+from planner.sums.shapes import ColourTree, inner_twice, strides
+
+COLOUR_PIECES: Final = 16  # that follow each other through a tree
+
+
+class SumLoad(NamedTuple):
+    """Everything of a group of ranks that the bytes through one card depend on."""
+
+    places: int
+    behind: int = 1  # ranks of the group behind one card, where it has ranks on several nodes
+    cards: int = 1  # of a node that parts may go over
+
+
+class SumLine(NamedTuple):
+    """Rounds of a sum, and bytes through the busiest card for each byte that is summed."""
+
+    rounds: float
+    bytes: float
+
+    def seconds(self, size: float, latency_s: float, byte_s: float) -> float:
+        """Returns what a sum of `size` bytes takes.
+
+        Args: `latency_s` is of a round, `byte_s` of a byte through a card.
+        """
+        return self.rounds * latency_s + self.bytes * size * byte_s
+
+
+def line_of(name: SumName, over: SumLoad) -> SumLine:
+    """Returns rounds and bytes of a sum.
+
+    Args: `over` has two ranks or more; the name is offered there.
+    """
+    p, k = over.places, name.parts
+    if name.kind == "colours":
+        turns = 2 * ColourTree(p, k, 0).depth + COLOUR_PIECES - 1
+        return SumLine(2 * turns, 2 * turns * inner_twice(p, k) * over.behind / COLOUR_PIECES)
+    rounds = 2 if name.kind == "direct" else 2 * (p - 1)
+    return SumLine(rounds, 2 * (p - 1) / (p * k) * _crossings(name, over))
+
+
+def _crossings(name: SumName, over: SumLoad) -> float:
+    """Returns how many ranks send through the busiest card at a time, each its share of one part."""
+    p, behind = over.places, over.behind
+    if name.kind == "direct":
+        return behind * (p - behind) / (p - 1)
+    known, load = strides(p), Counter[int]()
+    for c in range(name.parts):
+        stride = known[c % len(known)]
+        load[c % over.cards] += min(behind, stride, p - stride)
+    return max(load.values())
