@@ -43,7 +43,7 @@ _claim("runtime")
 from planner.cluster import Cluster  # noqa: E402
 from planner.errors import BadInput, BadPlan, Infeasible, ShardwrightError  # noqa: E402
 from planner.plan import Plan  # noqa: E402
-from planner.views import install  # noqa: E402
+from planner.shown import install  # noqa: E402
 from planner.workload import Workload as LiveWorkload  # noqa: E402
 
 install()
@@ -167,7 +167,7 @@ def profile(
     *,
     device: str = "cpu",
     micros: Sequence[int] = (1, 2, 4),
-    precision: str = "fp32",
+    precision: str | None = None,
     grids: Sequence[tuple[int, ...]] = (),
     **arguments: str | int | float | bool,
 ) -> Profile:
@@ -176,7 +176,8 @@ def profile(
     Args: `workload` is a Python file, a module, the name of a model here, or a live module with `batch` and `loss`
       as `Workload` takes them. `device` is `cpu`, `cuda`, or `roofline:H100-80GB` for a device that is not here;
       `micros` are samples a micro-batch; `grids`, such as `[(2,), (2, 2)]`, are numbers of parts of a sample by dimension,
-      whose shards are measured too; `arguments` are those of the workload.
+      whose shards are measured too; `precision` is fp32, bf16 or fp16, by default bf16 where a GPU has it; `arguments` are
+      those of the workload.
     Returns: times in nanoseconds and sizes in bytes.
     Raises: BadInput where the workload or the device is wrong.
     """
@@ -189,7 +190,7 @@ def profile(
         workload if isinstance(workload, LiveWorkload) else _load(workload, arguments),
         device=device,
         micros=tuple(micros),
-        precision=precision,
+        precision=precision or measure.usual_precision(device),
         split=commands.backward_split(),
         spatial=commands.spatial_split() if grids else None,
         grids=grids,
@@ -554,6 +555,20 @@ def _demo(say: Callable[[str], None]) -> Iterator[dict[str, object]]:
         yield facts | launching.as_dict(found)
 
 
+_PANELS = {
+    "Commands that decide": "list init profile plan verify show simulate report export calibrate",
+    "Commands that train": "launch infer prune dedup",
+    "Commands about runs": "status logs cancel track",
+    "Commands about machines": "doctor probe rehearse demo",
+}
+
+
+def _reported(folder: Path) -> Path:
+    from runtime.runfolder import Paths
+
+    return report(load_plan(Paths(folder).plan), Paths(folder).report, run=folder)
+
+
 def _app() -> typer.Typer:
     from planner import cli as deciding
     from runtime import cli as running
@@ -565,7 +580,13 @@ def _app() -> typer.Typer:
     deciding.register(app, tools)
     deciding.register_calibrate(app, tools.observe)
     running.register(app)
+    running.register_track(app, _reported)
     app.command("demo", epilog="Example: shardwright demo")(_demo_command())
+    titles = {name: title for title, names in _PANELS.items() for name in names.split()}
+    for command in app.registered_commands:
+        command.rich_help_panel = titles.get(str(command.name), "Commands")
+    for group in app.registered_groups:
+        group.rich_help_panel = "Commands that decide"
     return app
 
 

@@ -24,12 +24,13 @@ from tests.planner.milp.random_cases import (
     differences,
     in_own_order,
     low_limits,
+    shared,
     unasked,
 )
 
 CLAIM = (
     "On random small questions (chains and graphs with skips and branches, every family with a frozen order, tight and "
-    "ample memory, barrier and rolling updates; three families named, or none) the plan's time equals the best of an "
+    "ample memory, barrier and rolling updates; three families named, or none; replicas that may share gradients or parameters) the plan's time equals the best of an "
     "exhaustive search that shares no code with the solver, or is less by an order listed anew where no family was "
     "named, and the certificate says so: no differences. Asked again, and beside it a model with towers, branches, heads or "
     "skips, with every threshold of the solver so low that the question crosses it, no plan beats the bound."
@@ -44,12 +45,14 @@ def kind(given: Case, plan: Plan | None) -> str:
         return "fits nowhere"
     again = ", recomputing" if any(stage.recompute for stage in plan.stages) else ""
     depth = "one stage" if len(plan.stages) == 1 else f"{len(plan.stages)} stages of {plan.schedule.family}"
-    return f"{given.update}: {depth}{again}"
+    held = {stage.shard.what for stage in plan.stages if stage.shard is not None}
+    parts = "".join(f", {what} in parts" for what in sorted(held))
+    return f"{given.update}: {depth}{again}{parts}"
 
 
 def question(seed: int) -> Case:
-    """Of four in a row one names no family, and one has several stages on workers that lack memory."""
-    return {0: unasked, 2: crowded}.get(seed % _KINDS, case)(seed)
+    """Of four in a row one names no family, one has several stages on workers that lack memory, one replicas that share."""
+    return {0: unasked, 2: crowded, 3: shared}.get(seed % _KINDS, case)(seed)
 
 
 def judged(first: int, count: int) -> Result:

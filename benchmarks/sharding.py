@@ -268,7 +268,7 @@ def slowed(file: str, world: World, rounds: int, name: str) -> dict[str, float]:
     contender, pace, slept = ours(rank, batch), [0.0], [0.0]
     for flat in rank.flats:
         assert isinstance(flat, SharedFlat)
-        launch = flat._wires.launch
+        launch = flat.wires.launch
 
         def later(group: Any, run: Callable[[], object], launch: Any = launch, flat: Any = flat) -> Any:
             size = (
@@ -282,7 +282,7 @@ def slowed(file: str, world: World, rounds: int, name: str) -> dict[str, float]:
 
             return launch(group, work)
 
-        flat._wires.launch = later  # type: ignore[method-assign]
+        flat.wires.launch = later  # type: ignore[method-assign]
         break  # flats of a rank have the same wires
     for _ in range(2):
         contender.step()

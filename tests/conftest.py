@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.views import install
+from planner.shown import install
 from tests import draws
 from tests.captures import FOLDER
 from tests.pool import Pool

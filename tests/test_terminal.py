@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import chdir
@@ -11,10 +12,13 @@ import pytest
 import typer
 
 import shardwright as sw
+from planner import named
+from planner.cluster import CATALOGUE, cluster_names, find, total_devices, with_nodes
 from planner.cluster import cluster as clusters
-from planner.cluster import find
 from planner.files import write_whole
+from planner.milp.pins import PINS
 from planner.profile import yaml as profile_yaml
+from planner.schedule import FAMILIES
 from tests.planner import plan_examples as examples
 from tests.planner.milp.instances import cluster, with_bf16
 from tests.planner.rooflines import from_graph
@@ -39,6 +43,8 @@ ERRORS = (
     [*ASK, "--schedule=waltz"],
     [*ASK, "--precision=fp3"],
     [*ASK, "--fix=data=4096"],
+    [*ASK[:2], "--cluster=h1000", "--batch=4"],
+    ["list", "waltzes"],
     ["profile", "mlp", "--set=size=none"],
     ["profile", "no-such-model"],
     ["verify", "nowhere.yaml"],
@@ -60,6 +66,8 @@ ANSWERS = (
     [*ASK, "--devices=1,2,4", "-o=devices"],
     ["report", PLAN, "-o=report.html", "--force"],
     ["doctor"],
+    *(["list", kind] for kind in named.KINDS),
+    ["show", "h100x8"],
 )
 OF_A_RUN = (
     [*RUN, "--grad-norm"],
@@ -180,5 +188,68 @@ def test_every_command_is_tried_or_named_here() -> None:
         "probe",
         "demo",
         "scavenge",
+        "track",
     }  # their help is tried
     assert {str(each.name) for each in sw._app().registered_commands} <= tried | left
+
+
+def values(words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    return {word.strip("[]|.") for word in words_of(told(words, 200, capsys, monkeypatch).replace("|", " "))}
+
+
+def test_the_help_names_every_value_that_is_allowed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = values(["plan", "--help"], capsys, monkeypatch)
+    assert {*FAMILIES, *PINS, "fp32", "bf16", "fp16", "eager", "compiled", "quick", "normal", "full"} <= plan
+    profile = values(["profile", "--help"], capsys, monkeypatch)
+    assert {*CATALOGUE, "cpu", "cuda", "fp32", "bf16", "fp16"} <= profile
+
+
+def test_every_command_stands_in_a_panel_of_the_help() -> None:
+    assert {str(each.rich_help_panel) for each in sw._app().registered_commands} == set(sw._PANELS)
+
+
+@pytest.mark.parametrize("kind", named.KINDS)
+def test_what_is_listed_is_data_too(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sw.run(["list", kind, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)[kind]
+    assert rows and all(all(isinstance(value, str | int) for value in row.values()) for row in rows)
+
+
+@pytest.mark.parametrize("name", cluster_names())
+def test_a_cluster_is_found_by_its_name_from_anywhere(name: str, place: Path) -> None:
+    found = clusters.load(name)
+    assert found.name == name
+    if len(found.nodes) == 1 and found.links.rack:
+        assert total_devices(with_nodes(found, 16)) == 16 * found.nodes[0].devices_per_node
+
+
+def test_a_file_of_ones_own_comes_before_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_whole(tmp_path / "h100x8", clusters.dump(cluster(3)))
+    assert clusters.load("h100x8") == cluster(3)
+
+
+def test_a_plan_for_nodes_of_a_cluster_by_name(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["plan", "--profile=p.yaml", "--cluster=h100x8", "--batch=4", "--effort=quick", "--json"]
+    assert sw.run([*asked, "--nodes=2", "--schedule=1f1b", "-o", str(tmp_path / "p.yaml")]) == 0
+    assert sw.load_plan(tmp_path / "p.yaml").provenance.cluster == "h100x8"
+    capsys.readouterr()
+    assert sw.run([*asked, "--nodes=0", "-o", str(tmp_path / "q.yaml")]) == 2
+    assert "0 nodes" in capsys.readouterr().err
+
+
+def test_a_gpu_that_has_bf16_is_planned_for_in_bf16(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["plan", "mlp", "--set=layers=2", "--batch=4", "--effort=quick", "--schedule=1f1b"]
+    for machines, more, said in (
+        ("h100x8", [], "mlp (layers=2) in bf16: "),
+        ("h100x8", ["--precision=fp32"], "mlp (layers=2): "),
+        ("v100x8", [], "mlp (layers=2): "),
+    ):
+        assert sw.run([*asked, "--cluster", machines, *more, "-o", str(tmp_path / "x.yaml"), "--force"]) == 0
+        assert capsys.readouterr().out.startswith(said)

@@ -69,7 +69,11 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.now = self.peak = 0
         self._alive: set[int] = set()
         self._only_made = known is None
-        self._known = {storage_of(tensor) for tensor in known or ()}
+        given = list(known or ())
+        self._known = {storage_of(tensor) for tensor in given}
+        for tensor in given:  # once it is gone, its key is free for another one, which counts
+            storage = tensor.untyped_storage()
+            weakref.finalize(storage, self._known.discard, storage._cdata).atexit = False
 
     def restart(self) -> None:
         """Sets the peak to the bytes in use now."""

@@ -4,17 +4,28 @@ In: a Typer application, and the tools that the runtime lends (`Tools`). Out: th
 Start reading in `app.py` (options that commands share), then `plan.py`; each command imports what it needs when it runs.
 """
 
-from planner.cli.app import Force, Json, PlanFile, RunFolder, Set, Tools, add_command, answer, app, completing
+from planner.cli.app import (
+    Force,
+    Json,
+    PlanFile,
+    RunFolder,
+    Tools,
+    add_command,
+    answer,
+    app,
+    completing,
+)
 from planner.cli.inspect import register_calibrate
 from planner.cli.plan import register
+from planner.cli.profile import WorkloadArguments
 
 __all__ = [
     "Force",
     "Json",
     "PlanFile",
     "RunFolder",
-    "Set",
     "Tools",
+    "WorkloadArguments",
     "add_command",
     "answer",
     "app",

@@ -8,11 +8,12 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import nullcontext, suppress
+from copy import copy
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from importlib import metadata
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar, cast, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar, cast, get_args, get_type_hints
 
 import typer
 
@@ -51,7 +52,7 @@ class Measure(Protocol):
         *,
         device: str,
         micros: tuple[int, ...],
-        precision: str,
+        precision: str | None,
         execution: str,
         grids: tuple[tuple[int, ...], ...],
     ) -> Profile: ...
@@ -69,9 +70,6 @@ class Tools:
     profile_by_slurm: ProfileElsewhere
 
 
-Set = Annotated[
-    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="argument of the workload")
-]
 Json = Annotated[bool, typer.Option("--json", help="one JSON object on standard output")]
 Force = Annotated[bool, typer.Option("--force", help="overwrite what is there")]
 Out = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="where to write")]
@@ -93,13 +91,16 @@ def add_command(
     *,
     about: str,
     example: str,
+    panels: Mapping[str, Sequence[str]] | None = None,
 ) -> None:
     """Adds a command whose options are the fields of a dataclass.
 
     Args: names of fields are those of the options, and types are `Annotated` with what Typer is to know of them. A
-      field that is a dataclass itself is a group of options that commands share.
+      field that is a dataclass itself is a group of options that commands share. `panels` are titles in the help, and
+      the fields under each; fields that none names stand under "Options".
     """
-    parameters = list(_parameters(options))
+    titles = {name: title for title, names in (panels or {}).items() for name in names}
+    parameters = [_in_panel(each, titles.get(each.name)) for each in _parameters(options)]
 
     def call(**given: Any) -> None:  # of the types of the fields, as Typer has checked
         run(_filled(options, given))
@@ -108,6 +109,16 @@ def add_command(
     call.__annotations__ = {each.name: each.annotation for each in parameters}
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     app.command(name, epilog=f"Example: {example}")(call)
+
+
+def _in_panel(parameter: inspect.Parameter, title: str | None) -> inspect.Parameter:
+    """Returns an option as it stands in a panel of the help; commands that share it may have it elsewhere."""
+    if title is None:
+        return parameter
+    kind, info = get_args(parameter.annotation)
+    info = copy(info)
+    info.rich_help_panel = title
+    return parameter.replace(annotation=Annotated[kind, info])
 
 
 def _parameters(options: type[Any]) -> Iterator[inspect.Parameter]:

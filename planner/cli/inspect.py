@@ -81,6 +81,7 @@ def _contents(file: Path, proof: bool) -> tuple[dict[str, object], str]:
     from planner import files, show
     from planner import profile as profiles
 
+    file = clusters.cluster_file(file)
     text = files.read_text(file, max_bytes=profiles.MOST_BYTES)
     keys = set(files.parse_document(text, name=str(file)))
     if "schedule" in keys:

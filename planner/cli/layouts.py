@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planner import files, terminal
-from planner.cli.app import Force, Json, Measure, Set, add_command
+from planner.cli.app import Force, Json, Measure, add_command
+from planner.cli.profile import Set
 from planner.errors import BadInput
 
 if TYPE_CHECKING:
@@ -27,7 +28,10 @@ class LayoutOptions:
     source: Annotated[
         str, typer.Argument(help="a profile, or a workload to price by roofline", metavar="PROFILE|WORKLOAD")
     ]
-    cluster: Annotated[Path, typer.Option(help="the machines: a cluster.yaml")]
+    cluster: Annotated[
+        Path,
+        typer.Option(metavar="FILE|NAME", help="a cluster.yaml, or a name of `shardwright list clusters`"),
+    ]
     group: Annotated[int, typer.Option(min=1, help="ranks that work on one micro-batch together")]
     mesh: Annotated[
         str | None,

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from planner import files, terminal
-from planner.cli.app import Force, Json, Measure, Set, Tools, add_command, whole_numbers
-from planner.cli.export import Baselined, register_export
+from planner.cli.app import Measure, Tools, add_command, whole_numbers
+from planner.cli.export import register_export
 from planner.cli.inspect import (
     Observe,
     _show_command,
@@ -21,7 +21,17 @@ from planner.cli.inspect import (
     verify,
 )
 from planner.cli.layouts import register_layouts
-from planner.cli.profile import ProfileOptions, costs_of, init, measure_with, other_device, profile
+from planner.cli.plan_options import EXAMPLE, PANELS, PlanOptions
+from planner.cli.profile import (
+    PROFILE_PANELS,
+    ProfileOptions,
+    costs_of,
+    init,
+    list_names,
+    measure_with,
+    other_device,
+    profile,
+)
 from planner.cli.scavenge import register_scavenge
 from planner.errors import BadInput, Interrupted
 
@@ -30,85 +40,17 @@ if TYPE_CHECKING:
     from planner.milp import Question
     from planner.plan import Plan
 
-EXAMPLE = (
-    "shardwright plan gpt2 --cluster plans/clusters/one-node.yaml --batch 64 -o gpt2-plan.yaml. "
-    "With --frontier, --devices 8,16,32 or --batch auto the output is a folder of plans, and a table."
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanOptions(Baselined):
-    workload: Annotated[str | None, typer.Argument(help="may be left out with --profile")] = None
-    cluster: Annotated[Path, typer.Option(help="the machines: a cluster.yaml")]
-    batch: Annotated[
-        str, typer.Option(metavar="N|N,N|auto", help="global batch, in samples; auto tries several")
-    ]
-    profile: Annotated[
-        Path | None, typer.Option(help="from `shardwright profile`; made here when left out")
-    ] = None
-    schedule: Annotated[str | None, typer.Option(help="families to choose from, such as 1f1b,chimera")] = None
-    fix: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="pin a decision")] = None
-    devices: Annotated[
-        str | None, typer.Option(metavar="N|N,N", help="at most so many devices; several are compared")
-    ] = None
-    kept: Annotated[
-        str | None,
-        typer.Option(metavar="FILE|F|F,F", help="of pruned weights: masks, or the share kept"),
-    ] = None
-    precision: Annotated[str | None, typer.Option(help="one of those profiled")] = None
-    execution: Annotated[str | None, typer.Option(help="eager or compiled, as profiled")] = None
-    calibration: Annotated[Path | None, typer.Option(help="corrections from `shardwright calibrate`")] = None
-    replan_from: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="correct costs by what this run took")
-    ] = None
-    effort: Annotated[
-        str,
-        typer.Option(metavar="quick|normal|full", help="how hard to search; Ctrl-C keeps the best so far"),
-    ] = "normal"
-    frontier: Annotated[
-        bool, typer.Option("--frontier", help="every plan that is best in time and memory or devices")
-    ] = False
-    explain: Annotated[bool, typer.Option("--explain", help="why this plan and no other")] = False
-    proof: Annotated[bool, typer.Option("--proof", help="what was searched, and what is proved")] = False
-    set_: Set = None
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE|FOLDER", help="where to write")
-    ] = None
-    progress: Annotated[
-        bool, typer.Option("--progress", help="say how far it is, also where there is no terminal")
-    ] = False
-    force: Force = False
-    as_json: Json = False
-
-    @property
-    def out(self) -> terminal.Output:
-        return terminal.Output(as_json=self.as_json)
-
-    @property
-    def named(self) -> str:
-        """Returns what is planned, in a word."""
-        return Path(self.workload or self.profile or "").stem
-
-    @property
-    def families(self) -> list[str] | None:
-        return self.schedule.split(",") if self.schedule is not None else None
-
-    def place(self, workload: str, goal: Goal) -> Path:
-        """Returns where the answer goes, a file or a folder.
-
-        Raises: BadInput where it cannot be written.
-        """
-        suffix = ".yaml" if goal.single else ""
-        path = self.output or Path(f"{Path(workload).stem}-{goal.what}{suffix}")
-        refuse = files.refuse_overwrite if goal.single else files.refuse_folder
-        refuse(path, self.force)
-        return path
-
 
 def register_plan(app: typer.Typer, measure: Measure, observe: Observe) -> None:
     about = "Find the fastest plan that fits, with a proof."
     add_command(
-        app, "plan", PlanOptions, lambda given: plan(given, measure, observe), about=about, example=EXAMPLE
+        app,
+        "plan",
+        PlanOptions,
+        lambda given: plan(given, measure, observe),
+        about=about,
+        example=EXAMPLE,
+        panels=PANELS,
     )
 
 
@@ -124,7 +66,9 @@ def plan(given: PlanOptions, measure: Measure, observe: Observe) -> None:
     line = terminal.LiveLine(f"planning {given.named}", anyway=given.progress)
     watch = SearchWatch(lambda found: line.tell(show.words(found)))
     effort = effort_named(given.effort, watch)
-    machines = corrected_machines(clusters.load(given.cluster), given.calibration, given.replan_from, observe)
+    machines = clusters.load(given.cluster)
+    machines = machines if given.nodes is None else clusters.with_nodes(machines, given.nodes)
+    machines = corrected_machines(machines, given.calibration, given.replan_from, observe)
     fixed = _fixed(parse_settings(given.fix or [], "--fix"), goal)
     # Before anything is measured: what means nothing, and what cannot be written.
     given.refuse_baseline(single=goal.single)
@@ -279,6 +223,7 @@ def register(app: typer.Typer, tools: Tools) -> None:
         lambda given: profile(given, tools),
         about="Measure what every layer of a model costs on a device.",
         example="shardwright profile gpt2 --device cpu --micro 1,2,4 -o gpt2.yaml",
+        panels=PROFILE_PANELS,
     )
     app.command("init", epilog="Example: shardwright init hf:gpt2 --task causal-lm -o gpt2_lm.py")(init)
     register_plan(app, measure_with(tools), tools.observe)
@@ -288,4 +233,5 @@ def register(app: typer.Typer, tools: Tools) -> None:
     register_layouts(app, measure_with(tools))
     register_report(app, tools.record)
     register_export(app)
+    app.command("list", epilog="Example: shardwright list clusters")(list_names)
     register_scavenge(app)

@@ -1,4 +1,4 @@
-"""The commands `profile` and `init`, and where `plan` has its costs from. Each imports what it needs when it runs."""
+"""The commands `profile`, `init` and `list`, and where `plan` has its costs from. Each imports what it needs when it runs."""
 
 from __future__ import annotations
 
@@ -10,22 +10,62 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 import typer
 
 from planner import files, terminal
-from planner.cli.app import Force, Json, Measure, Out, Set, Tools, grids, whole_numbers
+from planner.cli.app import Force, Json, Measure, Out, Tools, grids, whole_numbers
 from planner.errors import BadInput
 
 if TYPE_CHECKING:
     from planner.cluster import Cluster
     from planner.explore import Goal
+    from planner.export import Settings
     from planner.milp import Pins
     from planner.profile import Profile
 
 
+DEVICE_NAMES = (
+    "P100-16GB, V100-16GB, V100-32GB, A100-40GB, A100-80GB, H100-80GB, H200-141GB, GH200-96GB, MI250X, MI300X, RTX3090, "
+    "RTX4090, cpu"
+)
+PROFILE_PANELS = {
+    "Model": ("set_", "config"),
+    "What to measure": ("device", "micro", "precision", "spatial"),
+    "Where": ("on_slurm", "sbatch"),
+    "Answer": ("output", "force", "as_json"),
+}
+
+Set = Annotated[
+    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="argument of the workload")
+]
+Config = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="YAML with arguments of the workload; --set goes before it"),
+]
+
+
 @dataclass(frozen=True, kw_only=True)
-class ProfileOptions:
+class WorkloadArguments:
+    """The options of a command that gives a workload its arguments."""
+
+    set_: Set = None
+    config: Config = None
+
+    def arguments(self) -> dict[str, str]:
+        """Returns the text of each argument of the workload, by name.
+
+        Raises: BadInput for what is no argument.
+        """
+        from planner.workload import arguments_of
+
+        return arguments_of(self.config, self.set_ or [])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileOptions(WorkloadArguments):
     workload: Annotated[str, typer.Argument(help="file.py, package.module, or a reference model's name")]
-    device: Annotated[str, typer.Option(help="cpu, cuda, or roofline:NAME")] = "cpu"
+    device: Annotated[str, typer.Option(help=f"cpu, cuda, or roofline:NAME of {DEVICE_NAMES}")] = "cpu"
     micro: Annotated[str, typer.Option(help="micro-batch sizes")] = "1,2,4"
-    precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16")] = "fp32"
+    precision: Annotated[
+        str | None, typer.Option(help="fp32, bf16 or fp16; bf16 where a GPU has it, else fp32")
+    ] = None
     spatial: Annotated[
         str, typer.Option(help="parts of each sample, such as 2,4,2x2 (height x width); 1 is the whole")
     ] = "1"
@@ -35,7 +75,6 @@ class ProfileOptions:
     sbatch: Annotated[
         list[str] | None, typer.Option("--sbatch", metavar="KEY=VALUE", help="with --slurm: of the job")
     ] = None
-    set_: Set = None
     output: Out = None
     force: Force = False
     as_json: Json = False
@@ -47,14 +86,19 @@ class ProfileOptions:
     @property
     def words(self) -> list[str]:
         """The same command for a node."""
-        words = [f"--micro={self.micro}", f"--precision={self.precision}", f"--spatial={self.spatial}"]
-        return [*words, self.workload, f"--device={self.device}", *(f"--set={x}" for x in self.set_ or [])]
+        words = [f"--micro={self.micro}", f"--spatial={self.spatial}"]
+        words += [f"--precision={self.precision}"] if self.precision is not None else []
+        return [
+            *words,
+            self.workload,
+            f"--device={self.device}",
+            *(f"--set={name}={value}" for name, value in self.arguments().items()),
+        ]
 
 
 def profile(given: ProfileOptions, tools: Tools) -> None:
     from planner import profile as profiles
     from planner import show
-    from planner.workload import parse_settings
 
     out, path = terminal.Output(as_json=given.as_json), given.file
     if given.on_slurm:
@@ -65,7 +109,7 @@ def profile(given: ProfileOptions, tools: Tools) -> None:
     files.refuse_overwrite(path, given.force)
     found = measured(
         given.workload,
-        parse_settings(given.set_ or []),
+        given.arguments(),
         device=given.device,
         micros=whole_numbers(given.micro, "--micro"),
         precision=given.precision,
@@ -140,7 +184,7 @@ def measured(
     *,
     device: str,
     micros: tuple[int, ...],
-    precision: str,
+    precision: str | None,
     tools: Tools,
     execution: str = "eager",
     grids: tuple[tuple[int, ...], ...] = (),
@@ -153,7 +197,7 @@ def measured(
         load(workload, settings),
         device=device,
         micros=micros,
-        precision=precision,
+        precision=precision or measure.usual_precision(device),
         execution=execution,
         split=tools.backward_split(),
         spatial=tools.spatial_split() if grids else None,
@@ -174,23 +218,27 @@ class CostsAsked(Protocol):
     @property
     def profile(self) -> Path | None: ...
     @property
-    def set_(self) -> list[str] | None: ...
+    def config(self) -> Path | None: ...
+    def arguments(self) -> dict[str, str]: ...
     @property
     def precision(self) -> str | None: ...
     @property
     def execution(self) -> str | None: ...
+    @property
+    def present(self) -> Settings | None: ...
     def with_present(self, micros: tuple[int, ...]) -> tuple[int, ...]: ...
 
 
 def costs_of(given: CostsAsked, measure: Measure, machines: Cluster, goal: Goal, pinned: Pins) -> Profile:
-    from planner.workload import parse_settings
-
-    settings = parse_settings(given.set_ or [])
+    settings = given.arguments()
     if given.profile is None:
         return _measured(given, measure, settings, machines, goal, pinned)
     costs = _loaded(given.profile, given.workload)
     if settings:
-        raise BadInput("--set is for profiling, and a profile is given", where="--set", allowed="one of them")
+        option = "--set" if given.config is None else "--config"
+        raise BadInput(
+            f"{option} is for profiling, and a profile is given", where=option, allowed="one of them"
+        )
     return costs
 
 
@@ -232,7 +280,21 @@ def _measured(
         settings,
         device="cpu" if device == "cpu" else f"roofline:{device}",
         micros=given.with_present(powers if pinned.micro is None else (pinned.micro,)),
-        precision=given.precision or "fp32",
+        precision=given.precision or (now.precision if (now := given.present) is not None else None),
         execution=given.execution or "eager",
         grids=grids_of(pinned),
     )
+
+
+def list_names(
+    kind: Annotated[
+        str, typer.Argument(metavar="KIND", help="devices, models, clusters, schedules or rules")
+    ],
+    as_json: Json = False,
+) -> None:
+    """List what has a name here: devices, models, clusters, families of schedules, or operations on shards."""
+    from planner import named
+
+    rows = named.listed(kind)
+    text = terminal.columns([list(row.values()) for row in rows], tuple(rows[0]))
+    terminal.Output(as_json=as_json).result({kind: rows}, lambda: text)

@@ -15,6 +15,8 @@ from planner.cluster.catalogue import (
     HOST_FRAGMENTS,
     HOST_PROCESS_BYTES,
     Device,
+    cluster_file,
+    cluster_names,
     find,
     host_margin,
 )
@@ -89,6 +91,8 @@ __all__ = [
     "all_reduce",
     "card",
     "card_sharers",
+    "cluster_file",
+    "cluster_names",
     "distance",
     "dump",
     "dump_corrections",

@@ -8,6 +8,7 @@ that an eager operation costs on a host that has to launch it, an order of magni
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from planner.errors import BadInput
 
@@ -30,6 +31,11 @@ class Device:
     bf16_flop_per_s: float  # the fp32 rate where the hardware has no bf16
     memory_bytes_per_s: float
     launch_s: float
+
+    @property
+    def has_bf16(self) -> bool:
+        """Returns whether the device computes faster in bf16 than in fp32."""
+        return self.bf16_flop_per_s > self.fp32_flop_per_s
 
     def flop_per_s(self, precision: str) -> float:
         """Returns the peak rate of a precision in FLOP/s.
@@ -101,6 +107,29 @@ _DEVICES = (
 )
 
 CATALOGUE = {device.name: device for device in _DEVICES}
+CLUSTERS = (
+    Path(__file__).resolve().parents[2] / "plans" / "clusters"
+)  # the files of clusters that have a name
+
+
+def cluster_names() -> tuple[str, ...]:
+    """Returns the names of the clusters that come along."""
+    return tuple(sorted(path.stem for path in CLUSTERS.glob("*.yaml")))
+
+
+def cluster_file(path: Path) -> Path:
+    """Returns the file of a cluster: the one at a path, or the one that comes along under a name.
+
+    Args: a file of the user's comes before a name.
+    Raises: BadInput, with all names, where a plain word is neither.
+    """
+    word = str(path)
+    if path.exists() or path.suffix or len(path.parts) != 1:
+        return path
+    if word not in cluster_names():
+        allowed = f"a cluster.yaml, or {', '.join(cluster_names())}"
+        raise BadInput(f"there is no cluster '{word}'", where="cluster", allowed=allowed)
+    return CLUSTERS / f"{word}.yaml"
 
 
 def find(name: str, *, where: str = "") -> Device:

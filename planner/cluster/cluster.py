@@ -205,7 +205,7 @@ class Cluster(Shown, Part):
     def load(cls, path: Path | str) -> Cluster:
         """Returns the cluster that a file holds.
 
-        Args: `path` is a YAML file of version 1.
+        Args: `path` is a YAML file of version 1, or the name of a cluster that comes along, such as h100x8.
         Raises: BadInput with file, line and key.
         """
         return load(path)
@@ -244,9 +244,9 @@ def _distances(cluster: Cluster) -> set[str]:
 def load(path: Path | str) -> Cluster:
     """Returns the cluster that a file holds.
 
-    Args: `path` is a YAML file of version 1; BadInput is raised with file, line and key.
+    Args: `path` is a YAML file of version 1, or a name such as h100x8; BadInput is raised with file, line and key.
     """
-    return files.load(Cluster, Path(path), version=CLUSTER_VERSION)
+    return files.load(Cluster, catalogue.cluster_file(Path(path)), version=CLUSTER_VERSION)
 
 
 def dump(cluster: Cluster) -> str:

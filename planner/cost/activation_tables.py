@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -55,16 +56,16 @@ class Moving(HalvesBytes):
 
 @dataclass(frozen=True, kw_only=True)
 class Walking:
-    """The bytes of stages whose backward is halved by a walk through the graph."""
+    """The bytes of stages whose backward is halved, by a walk through the graph or by what layers store."""
 
     stages: BoolArray  # stages with a layer that needs a walk
+    stored: HalvesBytes  # as if no stage walked
     halves: HalvesBytes  # as if every stage walked
 
-    def chosen(self, stored: HalvesBytes) -> HalvesBytes:
-        """Returns the halves' bytes as each stage runs: walked where a layer needs that, else stored.
-
-        Args: `stored` are the halves of stages that do not walk.
-        """
+    @cached_property
+    def chosen(self) -> HalvesBytes:
+        """Returns the halves' bytes as each stage runs: walked where a layer needs that, else stored."""
+        stored = self.stored
         return HalvesBytes(
             held=np.where(self.stages, self.halves.held, stored.held),
             splitting=np.where(self.stages, self.halves.splitting, stored.splitting),
@@ -72,12 +73,18 @@ class Walking:
         )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Working:
-    """The bytes while each layer of a stage runs, from which its workspace follows."""
+    """The bytes while each layer of a stage runs, from which its workspace follows, and what its halves take."""
 
-    entered: IntArray  # [i, j] what came in and what is told, less what is saved
-    during: IntArray  # [i, layer]
+    graph: ModelGraph
+    costs: Sequence[LayerCost]
+    size_of: Mapping[str, int]
+    saved: IntArray  # [i, j]
+    entered: IntArray  # [i, j]
+    told: IntArray  # [j] gradients of the loss
+    returning: IntArray  # [i, j]
+    on_top: IntArray  # [i, layer] what passes by a layer, and its own workspace
     waits: Sequence[tuple[int, IntArray]]
     early: Sequence[EarlyGradient]
 
@@ -86,8 +93,60 @@ class Working:
 
         Args: `more` [i, layer] are there besides while a layer runs, in a stage from layer i on.
         """
+        during = self._during + more
         return above_saved(
-            self.entered + over_layers_waiting(self.during + more, self.waits, self.early), LOOK_BYTES
+            self.entered + self.told - self.saved + over_layers_waiting(during, self.waits, self.early),
+            LOOK_BYTES,
+        )
+
+    @property
+    def _during(self) -> IntArray:
+        return self.saved[:-1, 1:] - self.entered[:-1, 1:] + self.on_top
+
+    def halves(self, workspace: IntArray, first: IntArray, second: IntArray) -> Walking:
+        """Returns what stages hold whose backward is in halves.
+
+        Args: `workspace` [i, j] is that of whole backwards; `first` and `second` [i, layer] are there besides while a
+            layer runs in each half.
+        """
+        held = _sums([cost.held_bytes for cost in self.costs])
+        work = np.array([cost.workspace_bytes for cost in self.costs], np.int64)
+        halved = over_layers(self._during - held[1:] + first, self.early)
+        weighed = over_layers(held[1:] + work + second) - held
+        stored = HalvesBytes(
+            held=np.triu(held - held[:, None], 1),
+            splitting=above_saved(self.entered + self.told + held + halved - self.saved - workspace),
+            weighing=above_saved(weighed - workspace),
+        )
+        walks = _sums([cost.walks for cost in self.costs])
+        stages = np.triu(walks > walks[:, None], 1)
+        walked = self._walked(workspace, first, second) if stages.any() else stored
+        return Walking(stages=stages, stored=stored, halves=walked)
+
+    def shared(self, whole: IntArray, *halves: IntArray) -> tuple[IntArray, Walking]:
+        """Returns `most` and `halves` with what is there besides in whole backwards and in each half."""
+        workspace = self.most(whole)
+        return workspace, self.halves(workspace, *halves)
+
+    def _walked(self, workspace: IntArray, first: IntArray, second: IntArray) -> HalvesBytes:
+        graph, size_of, count = self.graph, self.size_of, len(self.costs)
+        made, reuses = arriving_at_made(graph, size_of), reused(graph)
+        walked = _sums([cost.walked_bytes + more for cost, more in zip(self.costs, made, strict=True)])
+        last, entered = _after_weights(graph), _differentiable(graph)
+        at_first = self.told + over_layers(self.on_top - walked[1:] + first, self.early) + walked
+        at_second = self.told + over_layers(self.on_top + second)
+        below = np.take_along_axis(self.saved, np.broadcast_to(last, self.saved.shape), 1)
+        below[last[None, :] <= np.arange(len(last))[:, None]] = 0
+        soon = early_table(reuses, count)
+        below += walked - walked[:, None] + soon
+        at_once = over_layers_waiting(np.zeros_like(self.on_top), waiting_from(reuses, count))
+        at_end = summed_tables([*reuses, *reused_values(graph, size_of)], count)
+        alone = self.saved + self.returning + self.told
+        begun = np.where(entered, at_first + 2 * soon, self.told + over_layers(self.on_top + first))
+        return HalvesBytes(
+            held=np.triu(LEAF_BYTES + np.where(entered, below, alone), 1),
+            splitting=above_saved(LEAF_BYTES + begun - workspace),
+            weighing=above_saved(at_second + np.where(entered, at_end, at_once) - workspace),
         )
 
 
@@ -108,31 +167,27 @@ def moving(
     arriving, sent, returning, far, passing = (rectangles.table for rectangles in messages)
     tables = (rectangles.table for rectangles in _between_neighbours(graph, costs, size_of))
     shared, near, crossing, handed, following, back, carried = tables
-    held = _sums([cost.held_bytes for cost in costs])
     work = np.array([cost.workspace_bytes for cost in costs], np.int64)
-    on_top = passing[:-1, :-1] + work
-    during = saved[:-1, 1:] - entered[:-1, 1:] + on_top
-    told = np.zeros(len(held), np.int64)
+    told: IntArray = np.zeros(len(costs) + 1, np.int64)
     told[-1] = sum(size_of[name] for name in graph.layers[-1].outputs)
-    waits, early = waiting_from(reused(graph), len(costs)), _early(graph, size_of)
-    working = Working(entered + told - saved, during, waits, early)
-    workspace = working.most(np.zeros_like(during))
-    halved = entered + told + held + over_layers(during - held[1:], early)
-    weighed = over_layers(np.broadcast_to(held[1:] + work, during.shape)) - held
-    stored = HalvesBytes(
-        held=np.triu(held - held[:, None], 1),
-        splitting=above_saved(halved - saved - workspace),
-        weighing=above_saved(weighed - workspace),
+    working = Working(
+        graph=graph,
+        costs=costs,
+        size_of=size_of,
+        saved=saved,
+        entered=entered,
+        told=told,
+        returning=returning,
+        on_top=passing[:-1, :-1] + work,
+        waits=waiting_from(reused(graph), len(costs)),
+        early=_early(graph, size_of),
     )
-    walks = _sums([cost.walks for cost in costs])
-    stages = np.triu(walks > walks[:, None], 1)
-    walked = stored
-    if stages.any():
-        walked = _walked(graph, costs, size_of, saved, returning, told, on_top, workspace, early)
-    walking = Walking(stages=stages, halves=walked)
+    nothing = np.zeros_like(working.on_top)
+    workspace = working.most(nothing)
+    walking = working.halves(workspace, nothing, nothing)
     return (
         Moving(
-            **vars(walking.chosen(stored)),
+            **vars(walking.chosen),
             workspace=workspace,
             shared=shared,
             arriving=arriving - near,
@@ -148,34 +203,6 @@ def moving(
         ),
         walking,
         working,
-    )
-
-
-def _walked(
-    graph: ModelGraph,
-    costs: Sequence[LayerCost],
-    size_of: Mapping[str, int],
-    saved: IntArray,
-    returning: IntArray,
-    told: IntArray,
-    on_top: IntArray,
-    workspace: IntArray,
-    pending: Sequence[EarlyGradient],
-) -> HalvesBytes:
-    made, reuses, count = arriving_at_made(graph, size_of), reused(graph), len(costs)
-    walked = _sums([cost.walked_bytes + more for cost, more in zip(costs, made, strict=True)])
-    last, entered = _after_weights(graph), _differentiable(graph)
-    first, second = told + over_layers(on_top - walked[1:], pending) + walked, told + over_layers(on_top)
-    below = np.take_along_axis(saved, np.broadcast_to(last, saved.shape), 1)
-    below[last[None, :] <= np.arange(len(last))[:, None]] = 0
-    soon = early_table(reuses, count)
-    below += walked - walked[:, None] + soon
-    at_once = over_layers_waiting(np.zeros_like(on_top), waiting_from(reuses, count))
-    at_end = summed_tables([*reuses, *reused_values(graph, size_of)], count)
-    return HalvesBytes(
-        held=np.triu(LEAF_BYTES + np.where(entered, below, saved + returning + told), 1),
-        splitting=above_saved(LEAF_BYTES + np.where(entered, first + 2 * soon, second) - workspace),
-        weighing=above_saved(second + np.where(entered, at_end, at_once) - workspace),
     )
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
@@ -36,7 +35,9 @@ from planner.cost.shared_weights import (
     waiting,
     weighing,
 )
+from planner.cost.unit_tables import UnitBytes, in_two, unit_bytes
 from planner.model import ModelGraph, Value
+from planner.plan import BY_ELEMENT, StageShard
 from planner.profile import CostKey, OptimizerCost, Profile, stage_memory, storages
 from planner.schedule import Schedule
 from planner.simulate import SQUARE_BYTES, SQUARED_ELEMENTS, StageBytes
@@ -53,6 +54,7 @@ def stage_bytes(
     recompute: bool = False,
     before: str = "",
     walking: bool = False,
+    shard: StageShard | None = None,
 ) -> StageBytes:
     """Returns the memory that one micro-batch takes in a stage of consecutive layers on whole samples, by part.
 
@@ -61,7 +63,7 @@ def stage_bytes(
 
     Args: `layers` are names in the order of the model; `key` is the setting, whatever its signature. A stage that
         is to `recompute` does so for all layers, or those before the layer `before`. `walking` is set where a layer
-        of the same stage that is not among `layers` makes the stage walk.
+        of the same stage that is not among `layers` makes the stage walk. `shard` is what its replicas share.
     """
     if not layers:
         return StageBytes(saved=0)
@@ -69,8 +71,8 @@ def stage_bytes(
     costs = [profile.cost(name, key) for name in layers]
     walking |= any(cost.walks for cost in costs)
     if before:
-        return _in_parts(profile, layers, key, before, walking)
-    stage = _Stage(profile, layers, key)
+        return _in_parts(profile, layers, key, before, walking, shard)
+    stage = _Stage(profile, layers, key, shard, walking)
     first, last, saved, workspace = stage.first, stage.last, stage.saved[-1], stage.workspace
     entering, leaving = entering_values(graph, layers), leaving_values(graph, first, last)
     returning = returning_values(graph, entering, leaving, last)
@@ -108,11 +110,16 @@ def stage_bytes(
 
 
 def _in_parts(
-    profile: Profile, layers: Sequence[str], key: CostKey, before: str, walking: bool
+    profile: Profile,
+    layers: Sequence[str],
+    key: CostKey,
+    before: str,
+    walking: bool,
+    shard: StageShard | None,
 ) -> StageBytes:
     graph, done = profile.graph, layers.index(before)
     parts = layers[:done], layers[done:]
-    early, late = (stage_bytes(profile, part, key, walking=walking) for part in parts)
+    early, late = (stage_bytes(profile, part, key, walking=walking, shard=shard) for part in parts)
     leaving = leaving_values(graph, graph.index[layers[0]], graph.index[layers[-1]])
     passing = (value for value in leaving if value.producer in layers[:done])
     crossing = crossing_values(graph, graph.index[layers[0]])
@@ -120,7 +127,7 @@ def _in_parts(
     return in_two(
         early,
         late,
-        stage_bytes(profile, layers, key, recompute=True),
+        stage_bytes(profile, layers, key, recompute=True, shard=shard),
         passing=_total(profile, passing, key),
         carried=_total(profile, carried, key),
         copied=remembered_bytes(graph, parts[0]),
@@ -138,9 +145,14 @@ class _Halves(NamedTuple):
 class _Stage:
     """The bytes that are there while each layer of one stage runs."""
 
-    def __init__(self, profile: Profile, layers: Sequence[str], key: CostKey) -> None:
+    def __init__(
+        self, profile: Profile, layers: Sequence[str], key: CostKey, shard: StageShard | None, walks: bool
+    ) -> None:
         graph = self._graph = profile.graph
         self._costs = [profile.cost(name, key) for name in layers]
+        self._units = UnitBytes([0] * len(layers), [0] * len(layers), [0] * len(layers))
+        if shard is not None and shard.what in BY_ELEMENT:
+            self._units = unit_bytes(graph, layers, shard, walks)
         self.first, self.last = graph.index[layers[0]], graph.index[layers[-1]]
         count = len(layers)
         self.saved = [stage_memory(profile, layers[:k], key) for k in range(1, count + 1)]
@@ -166,15 +178,19 @@ class _Stage:
         """Returns the bytes on top of what is saved, at the moment of the highest use."""
         reuses, end = reused(self._graph), self.last + 1
         during = [
-            now + waiting(reuses, self.first, end, self.first + k) for k, now in enumerate(self._during)
+            now + waiting(reuses, self.first, end, self.first + k) + self._units.whole[k]
+            for k, now in enumerate(self._during)
         ]
         return max(LOOK_BYTES, max(during) - self.saved[-1])
 
     def stored(self) -> _Halves:
         """Returns the bytes of the halves where each layer keeps what its weights ask for, and no gradient waits."""
         held = [cost.held_bytes for cost in self._costs]
-        first = [now + sum(held[k + 1 :]) for k, now in enumerate(self._during)]
-        second = [sum(held[: k + 1]) + cost.workspace_bytes for k, cost in enumerate(self._costs)]
+        _, first_units, second_units = self._units
+        first = [now + sum(held[k + 1 :]) + first_units[k] for k, now in enumerate(self._during)]
+        second = [
+            sum(held[: k + 1]) + cost.workspace_bytes + second_units[k] for k, cost in enumerate(self._costs)
+        ]
         return _Halves(sum(held), max(first), max(second))
 
     def walked(self, entering: Sequence[Value], returning: int) -> _Halves:
@@ -200,36 +216,12 @@ class _Stage:
         """Adds up a walk: nothing is let go until it is over, and then only what lies above all weights."""
         top = self._on_top
         first = [
-            self.saved[-1] + LEAF_BYTES + sum(walked[k + 1 :]) + top[k] + self._early[k]
-            for k in range(len(top))
+            self.saved[-1] + LEAF_BYTES + sum(walked[k + 1 :]) + top[k] + self._early[k] + units
+            for k, units in enumerate(self._units.first)
         ]
         held = below + LEAF_BYTES + sum(walked)
-        return _Halves(held, max(first) + 2 * soon, held + max(top) + together)
-
-
-def in_two(
-    early: StageBytes, late: StageBytes, whole: StageBytes, *, passing: int, carried: int, copied: int
-) -> StageBytes:
-    """Joins the parts of a stage that recomputes its early layers and keeps what its late layers save.
-
-    While the early layers run backwards, the late ones hold what their weights need, which may exceed what they
-    saved.
-
-    Args: `whole` is the stage as if it recomputed all layers. `passing` are the bytes that early layers make for
-        other stages. `carried` are those of entering Values that late layers may read: their gradients are there
-        while early layers run backwards. `copied` are the bytes of the early layers' buffers as their forward saw
-        them.
-    """
-    apart = early.shared + late.shared - whole.shared
-    return replace(
-        whole,
-        saved=early.saved + late.saved + apart + copied,
-        held=early.held + late.held + copied,
-        kept=early.kept + late.saved + apart + copied,
-        workspace=max(early.workspace + 2 * carried, late.workspace + passing),
-        splitting=max(early.splitting + max(0, late.held - late.saved), late.splitting),
-        weighing=max(early.weighing, late.weighing),
-    )
+        second = max(map(sum, zip(top, self._units.second, strict=True)))
+        return _Halves(held, max(first) + 2 * soon, held + second + together)
 
 
 def losses_held(schedule: Schedule) -> int:

@@ -91,10 +91,18 @@ class Tables:
         return unit_tables(self.graph)
 
     @cached_property
-    def with_units(self) -> Mapping[str, IntArray]:
-        """Returns [i, j] the workspace of stages whose replicas share `gradients` or `parameters`."""
-        at = {"gradients": self.units.summed, "parameters": self.units.gathered}
-        return {what: self.working.most(found) for what, found in at.items()}
+    def with_units(self) -> Mapping[str, tuple[IntArray, Walking]]:
+        """Returns [i, j] the workspace and the halves of stages whose replicas share `gradients` or `parameters`."""
+        units, each = self.units, np.arange(self.layers)
+        walks = np.logical_or.accumulate(self.walking.stages[each, each + 1][::-1])[::-1]
+        again = np.where(
+            walks[:, None], units.coming, 0
+        )  # weight halves may need weights, or be all there is
+        nothing = np.zeros_like(again)
+        return {
+            "gradients": self.working.shared(units.summed, nothing, units.summed),
+            "parameters": self.working.shared(units.gathered, units.coming, units.summed + again),
+        }
 
     @cached_property
     def typical_crossing_bytes(self) -> int:

@@ -6,12 +6,15 @@ in `settings.py` (what trainers have in common), then `registry.py` and one trai
 """
 
 from planner.export.baseline import Baseline, comparison, completed
+from planner.export.launching import FORMS, LaunchText
 from planner.export.registry import TRAINERS, export, read_settings
 from planner.export.settings import Settings
 
 __all__ = [
+    "FORMS",
     "TRAINERS",
     "Baseline",
+    "LaunchText",
     "Settings",
     "comparison",
     "completed",

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 from planner.errors import BadInput
 from planner.export import words
 from planner.export.cuts import even_stages
-from planner.export.settings import PIPELINE_OUTSIDE, Precision, Settings, Share
-from planner.export.targets import Trainer
+from planner.export.settings import PIPELINE_OUTSIDE, Precision, Settings, Share, Trainer
 
 STAGES: tuple[Share, ...] = ("", "state", "gradients", "parameters")  # by ZeRO stage
 

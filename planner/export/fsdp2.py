@@ -5,8 +5,7 @@ from __future__ import annotations
 from planner.errors import BadInput
 from planner.export import words
 from planner.export.constants import constants_of, module_text
-from planner.export.settings import Settings, Share
-from planner.export.targets import Trainer
+from planner.export.settings import Settings, Share, Trainer
 from planner.plan import unit_names
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from planner import files
 from planner.errors import BadInput
 from planner.export import words
-from planner.export.settings import Precision, Settings, Share
-from planner.export.targets import Trainer
+from planner.export.settings import Precision, Settings, Share, Trainer
 
 SCRIPT = "train.py"
 PRECISIONS: Mapping[str, Precision] = {"no": "fp32", "fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}

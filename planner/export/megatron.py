@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from planner.errors import BadInput
 from planner.export import words
 from planner.export.cuts import blocks_of
-from planner.export.settings import DATA_OUTSIDE, PIPELINE_OUTSIDE, Precision, Settings, Share
-from planner.export.targets import Trainer
+from planner.export.settings import DATA_OUTSIDE, PIPELINE_OUTSIDE, Precision, Settings, Share, Trainer
 
 STRATEGIES: Mapping[str, Share] = {
     "no_shard": "",

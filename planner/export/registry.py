@@ -11,8 +11,7 @@ from planner.export.deepspeed import DEEPSPEED
 from planner.export.fsdp2 import FSDP2
 from planner.export.hugging_face import ACCELERATE, TORCHRUN, is_yaml
 from planner.export.megatron import MEGATRON
-from planner.export.settings import Settings, misplaced, settings_of, unsayable
-from planner.export.targets import Trainer
+from planner.export.settings import Settings, Trainer, misplaced, settings_of, unsayable
 from planner.export.torchtitan import TORCHTITAN, is_toml
 from planner.plan import Plan
 

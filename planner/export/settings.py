@@ -1,14 +1,15 @@
 """What a configuration of any trainer says of how a training is split, and what a plan says in these words.
 
 `Settings` is what all trainers have in common: degrees, batches, the schedule, cuts, recomputation, sharding. A plan
-may hold more than that. `unsayable` names everything that would be lost, so that nothing is lost in silence.
+may hold more than that. `unsayable` names everything that would be lost, so that nothing is lost in silence. `Trainer`
+is one trainer that plans are exported to and configurations are read from.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from planner.errors import BadInput
@@ -159,3 +160,39 @@ def _together(plan: Plan, axes: Axes) -> set[frozenset[tuple[int, ...]]]:
     for place in plan.places:
         nodes.setdefault(place.node, set()).add(coordinates(axes, place.rank))
     return {frozenset(found) for found in nodes.values()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trainer:
+    """What one trainer can state, how it writes that, and how its files are read."""
+
+    name: str
+    about: str  # the form of what is written
+    write: Callable[[Settings, str], str]  # settings and a line about the plan, as text
+    read: Callable[[str, str], Settings]  # text and its name
+    families: Mapping[str, str] = field(
+        default_factory=dict
+    )  # ours: theirs; empty where there are no pipelines
+    shares: tuple[Share, ...] = ("",)
+    orders: tuple[Order, ...] = (DATA_OUTSIDE,)  # of the axes, that it can number ranks in
+    precisions: tuple[str, ...] = ("fp32", "bf16", "fp16")
+    compiles: bool = True
+    refuses: Callable[[Settings], Iterator[str]] = lambda settings: iter(())  # what else it cannot state
+
+    def unsayable(self, settings: Settings) -> Iterator[str]:
+        """Yields what this trainer has no word for, with what it has."""
+        if settings.pipeline > 1 and not self.families:
+            yield f"pipeline {settings.pipeline} (it has data-parallel replicas alone)"
+        elif settings.family not in (self.families or {"1f1b": ""}):
+            has = ", ".join(self.families) or "forwards and backwards in turn"
+            yield f"schedule {settings.family} (it has {has})"
+        elif settings.family.startswith("interleaved") and (settings.accumulation or 0) % settings.pipeline:
+            yield f"{settings.accumulation} micro-batches interleaved over {settings.pipeline} workers (it has multiples)"
+        if settings.share not in self.shares:
+            has = ", ".join(share or "nothing" for share in self.shares)
+            yield f"shard: {settings.share or 'nothing shared'} (it has {has})"
+        if settings.precision not in self.precisions:
+            yield f"precision {settings.precision} (it has {', '.join(self.precisions)})"
+        if settings.execution == "compiled" and not self.compiles:
+            yield "execution: compiled"
+        yield from self.refuses(settings)

@@ -12,8 +12,7 @@ from planner.errors import BadInput
 from planner.export import words
 from planner.export.constants import constants_of, is_python, module_text
 from planner.export.cuts import modules_of
-from planner.export.settings import PIPELINE_OUTSIDE, Settings, Share
-from planner.export.targets import Trainer
+from planner.export.settings import PIPELINE_OUTSIDE, Settings, Share, Trainer
 
 FAMILIES = {
     "1f1b": "1F1B",

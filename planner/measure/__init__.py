@@ -6,11 +6,12 @@ entry point), then `rows.py` (one row a layer) and `timing.py` (its times). `pro
 their messages.
 """
 
-from planner.measure.measure import profile
+from planner.measure.measure import profile, usual_precision
 from planner.measure.passes import BackwardSplit, SpatialSplit
 
 __all__ = [
     "BackwardSplit",
     "SpatialSplit",
     "profile",
+    "usual_precision",
 ]

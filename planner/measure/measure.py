@@ -30,6 +30,21 @@ ROOFLINE = "roofline:"
 SECONDS_PER_ROW = 0.4
 
 
+def usual_precision(device: str) -> str:
+    """Returns what people train in on a device: bf16 where its hardware has it, else fp32.
+
+    Args: `device` is cpu, cuda or roofline:NAME.
+    Raises: BadInput where the catalogue does not know the name.
+    """
+    if device.startswith("roofline:"):
+        return "bf16" if clusters.find(device.partition(":")[2], where="device").has_bf16 else "fp32"
+    if device != "cuda":
+        return "fp32"
+    import torch
+
+    return "bf16" if torch.cuda.is_available() and torch.cuda.is_bf16_supported(False) else "fp32"
+
+
 def profile(
     workload: Workload,
     device: str = "cpu",

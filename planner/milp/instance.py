@@ -7,7 +7,7 @@ an instance about the same costs: other machines, other memory, other pins.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import NamedTuple, get_args
 
@@ -104,18 +104,20 @@ class Instance:
         """Returns the name of an optimizer that looks at all parameters together; "" for any other."""
         return self.profile.optimizer.name if self.profile.optimizer.joint else ""
 
-    def shares(self, shape: Configuration) -> tuple[tuple[Held, int], ...]:
-        """Returns what replicas of a configuration may share by element, each with how many do.
+    def by_element(self, shape: Configuration) -> tuple[Configuration, ...]:
+        """Returns the variants of a configuration whose replicas share gradients or parameters, where the pins leave that.
 
-        These are all replicas, and those in one node where there are several nodes.
+        All replicas share, or those in one node; where there are few, any number that divides them.
         """
-        wide = can_share(shape.data, shape.spatial, shape.data) and shape.update == "barrier"
-        by_element = self.profile.by_element and self.execution == "eager"
-        if not wide or not by_element or self.pins.ema:
+        pins, data = self.pins, shape.data
+        free = pins.shard is None and pins.held is None and not (pins.ema or self.joint)
+        plain = not (shape.held or shape.shard or shape.listed) and shape.update == "barrier"
+        known = self.profile.by_element and self.execution == "eager"
+        if not (free and plain and known and can_share(data, shape.spatial, data)):
             return ()
-        near = self.cluster.nodes[0].devices_per_node // shape.workers
-        every = {shape.data, near if near > 1 and shape.data % near == 0 else shape.data}
-        return tuple((held, ranks) for held in get_args(Held)[1:] for ranks in sorted(every))
+        near, few = self.cluster.nodes[0].devices_per_node // shape.workers, data <= limits.FEW_REPLICAS
+        every = [k for k in range(2, data + 1) if data % k == 0 and (few or k in (near, data))]
+        return tuple(replace(shape, held=held, ranks=k) for held in get_args(Held)[1:] for k in every)
 
     @property
     def layers(self) -> int:

@@ -30,6 +30,7 @@ GATHERS = 6  # places for a gather, in larger models
 REGRIDDED_LAYERS = 8  # layers up to which a change of the grid is considered before each of them
 REGRIDS = 4  # places for a change of the grid, in larger models
 PARTED_LAYERS = 300  # layers of a model up to which stages may recompute some of theirs
+FEW_REPLICAS = 8  # replicas up to which any number of them may share gradients or parameters
 ORDERED_LAYERS = 24  # layers up to which all orders of the layers are searched
 ORDERS = 12  # if they are no more than these
 ORDER_DEPTHS = 2  # depths whose best balanced stages give an order

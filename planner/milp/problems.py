@@ -25,7 +25,7 @@ from planner.milp.cut.problem import CutProblem, CutRow
 from planner.milp.cut.recompute_choice import RecomputeMoments, RecomputeProblem
 from planner.milp.cut.recompute_least import LeastRecompute
 from planner.milp.cut.stage_costs import COMPUTE, KINDS, GridKey
-from planner.milp.cut.unit_times import row_sum, with_units
+from planner.milp.cut.unit_times import column_sums, row_sums, with_units
 from planner.milp.pins import Update
 from planner.milp.search.descent import even, judge, near
 from planner.plan import StageTimes
@@ -123,10 +123,11 @@ class Problems:
         prefix, launch = _prefixes(tables, slowness), [launch_ns(fitted, kind) for kind in COMPUTE]
         rows: tuple[Sum, ...] = ()
         if configuration.held:
-            rows = tuple(row_sum(self.machines, configuration, group[0]) for group in groups)
-            several = configuration.holders > configuration.ranks
-            sums = tuple(each.of_parts(configuration.ranks if several else 0) for each in sums)
-            tie = tie.of_parts(configuration.ranks)
+            by_worker = row_sums(self.machines, configuration)
+            rows = tuple(by_worker[group[0]] for group in groups)
+            every = (*groups, tuple(range(configuration.workers)))
+            *own, tie = column_sums(self.machines, configuration, every)
+            sums = tuple(own)
             launch = with_units(configuration, tables, rows, prefix, launch)
         return CutProblem(
             shape=configuration,

@@ -125,7 +125,7 @@ class SearchSpace(Part):
     )
     shard: tuple[Flag, ...] = Field(description="whether optimizer state may be sharded")
     held: tuple[Literal["gradients", "parameters"], ...] = Field(
-        default=(), description="what replicas may share by element, where memory asks for it"
+        default=(), description="what replicas may share by element"
     )
     grids: tuple[tuple[Count, ...], ...] = Field(
         default=(), description="ways to split samples besides whole ones"

@@ -1,6 +1,6 @@
 """Values become text, HTML, figures and data for people and programs; the values themselves do not know this room.
 
-`text`, `html`, `figure` and `data` take any value whose view `planner.views` names. A view is imported when a value is
+`text`, `html`, `figure` and `data` take any value whose view `planner.shown` names. A view is imported when a value is
 first shown, so that this door stays cheap. Start reading in `proof.py`: it makes what `plan` prints.
 """
 
@@ -85,6 +85,6 @@ def _drawn(face: Face, value: object, options: dict[str, object]) -> Any:
     view = view_of(face, type(value))
     if view is None:
         raise LookupError(
-            f"no {face} of {type(value).__name__} is registered; planner.views.install() does it"
+            f"no {face} of {type(value).__name__} is registered; planner.shown.install() does it"
         )
     return view(value, **options)

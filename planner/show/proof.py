@@ -32,10 +32,10 @@ def first_line(plan: Plan) -> str:
     """
     step = plan.prediction
     rate = format_rate(plan.batch.samples / max(step.step_ns / 1e9, 1e-9))
-    devices = plural(world_size(plan.axes), "device")
     took = f"{format_duration(step.step_ns)} a step ({error_bar(plan)})"
     model = plan.model.workload + shown_arguments(plan.model.arguments)
-    return f"{model}: {took}, {rate} samples/s on {devices}"
+    model += f" in {plan.precision}" if plan.precision != "fp32" else ""
+    return f"{model}: {took}, {rate} samples/s on {plural(world_size(plan.axes), 'device')}"
 
 
 def error_bar(plan: Plan) -> str:
@@ -206,7 +206,7 @@ def _space(space: SearchSpace, rescheduled: int) -> Iterator[tuple[str, str]]:
     either = f"{state} where memory or time asks for it, in all stages alike"
     yield "optimizer", either if len(space.shard) > 1 else state if space.shard[0] else "state not sharded"
     if space.held:
-        yield "replicas", f"share {' or '.join(space.held)} where memory asks for it"
+        yield "replicas", f"share {' or '.join(space.held)}: all, those in one node, or any number of a few"
 
 
 def _schedules(space: SearchSpace, rescheduled: int) -> str:

@@ -41,6 +41,7 @@ from planner.spatial.rules.reductions import LOSSES
 from planner.spatial.rules.resample import COUNTS, CUBIC, adaptive_rows
 from planner.spatial.rules.reshapes import RESHAPES
 from planner.spatial.rules.rows import ROWS
+from planner.spatial.rules.table import RULES
 from planner.spatial.rules.windows import divisors, front_padding
 from planner.spatial.sample_shares import grown, wider
 from planner.spatial.segment import SLIDING, Placed, Segment, cut_model, with_targets
@@ -60,6 +61,7 @@ __all__ = [
     "POINTWISE",
     "RESHAPES",
     "ROWS",
+    "RULES",
     "SLIDING",
     "SPACE",
     "STATE",

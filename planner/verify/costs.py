@@ -181,7 +181,14 @@ def _needs(plan: Plan, profile: Profile, number: int) -> StageBytes:
     rows = {} if shards == 1 else dict(_leanest(plan, profile, stage, shards))
     least = replace(profile, costs={**profile.costs, **rows}) if rows else profile
     again = stage.recompute
-    found = stage_bytes(least, stage.layers, setting_of(plan), recompute=again, before=_before(stage))
+    found = stage_bytes(
+        least,
+        stage.layers,
+        setting_of(plan),
+        recompute=again,
+        before=_before(stage),
+        shard=shard_of(plan, number),
+    )
     found = replace(found, update=found.update // updaters(plan, number))
     if shards == 1:
         return _of_parts(found, plan.axes.spatial)

@@ -8,12 +8,13 @@ Start reading in `workload.py`.
 from planner.workload.model_folder import CALLBACKS, MODEL, SAMPLES, STORED, VERSION, WEIGHTS, ModelFolder
 from planner.workload.optimizers import check_optimizer, joint_optimizer, of_nothing, whole_optimizer
 from planner.workload.served import SOCKET, flat
-from planner.workload.user_file import is_users, outside, parse_settings, where_raised
-from planner.workload.workload import Workload, evaluable, load
+from planner.workload.user_file import MODELS, is_users, outside, parse_settings, where_raised
+from planner.workload.workload import Workload, arguments_of, evaluable, load
 
 __all__ = [
     "CALLBACKS",
     "MODEL",
+    "MODELS",
     "SAMPLES",
     "SOCKET",
     "STORED",
@@ -21,6 +22,7 @@ __all__ = [
     "WEIGHTS",
     "ModelFolder",
     "Workload",
+    "arguments_of",
     "check_optimizer",
     "evaluable",
     "flat",

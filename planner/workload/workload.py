@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+from planner import files
 from planner.errors import BadInput, ShardwrightError
 from planner.workload.model_folder import CALLBACKS, MODEL, ModelFolder
-from planner.workload.user_file import Scalar, bind, import_named, kind_of, where_raised
+from planner.workload.user_file import Scalar, bind, import_named, kind_of, parse_settings, where_raised
 
 if TYPE_CHECKING:
     import torch
@@ -246,3 +247,42 @@ def _opaque(module: ModuleType, where: str) -> tuple[str, ...]:
     if not isinstance(paths, list | tuple) or not all(isinstance(path, str) for path in paths):
         raise BadInput(f"'opaque' is {kind_of(paths)}", where=where, allowed="a list of module paths")
     return tuple(paths)
+
+
+def arguments_of(config: Path | None, texts: Iterable[str]) -> dict[str, str]:
+    """Returns the text of each argument of a workload, by name, as `load` takes them.
+
+    Args: `config` is a YAML file of names and plain values, with interpolations where OmegaConf is installed; `texts`
+        are those of `--set`, which go before it.
+    Raises: BadInput for what is no argument, such as a section or a list.
+    """
+    given = (
+        {}
+        if config is None
+        else _plain(files.parse_yaml(files.read_text(config), name=str(config)), str(config))
+    )
+    found: dict[str, str] = {}
+    for name, value in given.items():
+        if not name.isidentifier() or not isinstance(value, str | int | float | bool):
+            said = f"'{name}' is {'empty' if value is None else type(value).__name__}"
+            raise BadInput(said, where=str(config), allowed="names of arguments with plain values")
+        found[name] = str(value).lower() if isinstance(value, bool) else str(value)
+    return found | parse_settings(texts)
+
+
+def _plain(data: Mapping[str, object], where: str) -> Mapping[str, object]:
+    """Returns data with its interpolations filled in, such as ${width}."""
+    if "${" not in str(data):
+        return data
+    try:
+        from omegaconf import OmegaConf
+        from omegaconf.errors import OmegaConfBaseException
+    except ImportError:
+        said = "has interpolations, and OmegaConf is not installed"
+        raise BadInput(
+            said, where=where, allowed="pip install 'shardwright[omegaconf]', or plain values"
+        ) from None
+    try:
+        return cast(Mapping[str, object], OmegaConf.to_container(OmegaConf.create(dict(data)), resolve=True))
+    except OmegaConfBaseException as error:
+        raise BadInput(str(error).partition("\n")[0], where=where) from None

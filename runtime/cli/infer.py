@@ -9,7 +9,7 @@ import typer
 
 from planner import cli as commands
 from planner import terminal
-from planner.cli import Json, Set
+from planner.cli import Json, WorkloadArguments
 from planner.errors import BadInput
 from runtime.cli import slurm as slurm_options
 
@@ -18,11 +18,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class InferOptions:
+class InferOptions(WorkloadArguments):
     """The options of the command `infer`."""
 
     workload: Annotated[str, typer.Argument(help="a Python file, a module, or the name of a model of ours")]
-    settings: Set = None
     weights: Annotated[
         str, typer.Option(metavar="RUN|FILE", help="a run folder, or safetensors: a file or a folder of them")
     ]
@@ -112,14 +111,13 @@ def infer(options: InferOptions) -> None:
 
     Args: `options` are those of the command.
     """
-    from planner.workload import parse_settings
     from runtime import infer as inference
 
     out = terminal.Output(as_json=options.as_json)
     _check(options)
     request = inference.InferRequest(
         workload=options.workload,
-        settings=parse_settings(options.settings or []),
+        settings=options.arguments(),
         weights=options.weights,
         input=options.volume,
         output=options.output,

@@ -12,7 +12,7 @@ import typer
 
 from planner import cli as commands
 from planner import files, terminal
-from planner.cli import Force, Json, Set
+from planner.cli import Force, Json, WorkloadArguments
 from planner.errors import BadInput
 from planner.units import plural
 
@@ -86,7 +86,7 @@ def prune(options: PruneOptions) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DedupOptions:
+class DedupOptions(WorkloadArguments):
     """The options of the command `dedup`."""
 
     source: Annotated[
@@ -99,7 +99,6 @@ class DedupOptions:
     ] = None
     steps: Annotated[int, typer.Option(help="of each training of --curve")] = 100
     output: Annotated[Path, typer.Option("--output", "-o", help="index to write")] = Path("kept.npy")
-    settings: Set = None
     force: Force = False
     as_json: Json = False
 
@@ -151,12 +150,12 @@ def _found(facts: dict[str, Any], kind: str) -> str:
 
 
 def _source(options: DedupOptions) -> tuple[Workload | None, Sequence[Any]]:
-    from planner.workload import load, parse_settings
+    from planner.workload import load
 
     folder = Path(options.source)
     if folder.is_dir() and not (folder / "model.json").exists():
         return None, _Pictures(folder)
-    workload = load(options.source, parse_settings(options.settings or []))
+    workload = load(options.source, options.arguments())
     data: Any = workload.dataset()
     if data is None or not hasattr(data, "__getitem__"):
         raise BadInput("has no dataset() with indices", where=workload.where, allowed="one, or pictures")

@@ -15,7 +15,7 @@ from runtime.cli import runs
 from runtime.cli import slurm as slurm_options
 from runtime.cli.infer import register_infer
 from runtime.cli.keep import register_dedup, register_prune
-from runtime.cli.launch_options import LaunchOptions
+from runtime.cli.launch_options import PANELS, LaunchOptions
 from runtime.runfolder import unused
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def register(app: typer.Typer) -> None:
         launch,
         about="Train by a plan: in one process, in processes here, or as a job of SLURM.",
         example="shardwright launch plan.yaml --local --steps 20 --wait",
+        panels=PANELS,
     )
     register_infer(app)
     register_prune(app)
@@ -59,10 +60,16 @@ def launch(given: LaunchOptions) -> None:
 
     backend = _backend(given)
     chosen = plans.load(given.plan)
-    if not (given.dry_run or given.check):  # which import nothing
-        runs.trusted(chosen, given.plan, trust=given.trust)
     folder = given.run or unused(given.plan.stem)
+    if given.print_ not in (None, "slurm"):
+        _printed(given, chosen, folder)
+        return
+    if not (given.dry_run or given.check or given.print_):  # which import nothing
+        runs.trusted(chosen, given.plan, trust=given.trust)
     settings = _settings(given, chosen, folder, backend)
+    if given.prepare:
+        _prepared(given, chosen, folder, settings)
+        return
     if backend == "slurm":
         _as_a_job(given, chosen, folder, settings)
         return
@@ -127,11 +134,44 @@ def _workers(text: str) -> int | None:
     return int(text)
 
 
+def _printed(given: LaunchOptions, plan: Plan, folder: Path) -> None:
+    """Prints what another launcher starts the run by; nothing is made."""
+    from planner.export import FORMS, LaunchText
+
+    slurm_options.refuse_without("--slurm", {**given.of_slurm, **given.planning})
+    how = given.print_ or ""
+    if how not in FORMS:
+        raise BadInput(f"nothing is known of '{how}'", where="--print", allowed=", ".join([*FORMS, "slurm"]))
+    told = LaunchText(
+        name=given.plan.stem,
+        launch=(*given.preparing, f"--run={folder}"),
+        run=str(folder),
+        image=given.image,
+        cuda=given.device == "cuda",
+    )
+    text = FORMS[how](plan, told)
+    given.out.result({"form": how, "text": text}, lambda: text.rstrip("\n"))
+
+
+def _prepared(given: LaunchOptions, plan: Plan, folder: Path, settings: dict[str, Any]) -> None:
+    """Makes the run folder with all that its ranks read, for ranks that somebody else starts."""
+    from runtime import slurm
+    from runtime.runfolder import release
+    from runtime.train import Model, job_of, prepare
+
+    paths, _ = prepare(Model.of(plan), folder, job_of(plan, given.steps, settings), slurm.refuse)
+    release(paths)
+    start = f"torchrun ... -m runtime.slurm.task {folder}"
+    given.out.result(
+        {"run": str(folder), "state": "prepared"}, lambda: f"prepared in {folder}; ranks start by `{start}`"
+    )
+
+
 def _as_a_job(given: LaunchOptions, plan: Plan, folder: Path, settings: dict[str, Any]) -> None:
     options = given.job.over_site(given.restarts)
     nodes = slurm_options.flexible(given.elastic, given.profile, given.cluster, given.fix)
     name, out = given.plan.stem, given.out
-    if given.dry_run or given.check:
+    if given.dry_run or given.check or given.print_:
         from runtime.runfolder import Job
         from runtime.runfolder import check as check_job
 
@@ -165,6 +205,8 @@ def _backend(given: LaunchOptions) -> Backend:
     """Returns the backend that was asked for; else SLURM inside of an allocation, with an option of it, or
     where it answers.
     """
+    if given.print_ == "slurm":
+        return "slurm"
     flags: dict[Backend, bool] = {"inline": given.inline, "local": given.local, "slurm": given.on_slurm}
     said = [name for name, wanted in flags.items() if wanted]
     if len(said) > 1:

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
+from typer.models import OptionInfo
 
 from planner import terminal
 from planner.cli import Json, PlanFile
 from runtime.cli import runs
 from runtime.cli import slurm as slurm_options
+
+PANELS = {
+    "Where": ("local", "inline", "on_slurm", "device", "rendezvous", "run", "trust", "wait"),
+    "Training": ("steps", "seed", "weights", "kept", "clip_norm", "clip_by", "ema", "grad_norm"),
+    "Evaluation": ("eval_every", "best_by", "keep_best", "patience"),
+    "Data": ("data_workers", "pin_memory", "drop_last"),
+    "Checkpoints and failures": ("save_every", "keep", "keep_every", "copies", "restarts", "failures"),
+}
+_NOT_OF_A_RUN = (
+    *("local", "inline", "on_slurm", "trust", "wait", "dry_run", "check", "print_", "image", "prepare"),
+    *("elastic", "profile", "cluster", "fix", "as_json", "run"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +116,14 @@ class LaunchOptions:
         False
     )
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the batch script and do nothing")] = False
+    print_: Annotated[
+        str | None,
+        typer.Option(
+            "--print", metavar="HOW", help="print what torchrun, k8s, skypilot or slurm starts it by"
+        ),
+    ] = None
+    image: Annotated[str, typer.Option(help="with --print: the container image")] = ""
+    prepare: Annotated[bool, typer.Option("--prepare", help="make the run folder and start nothing")] = False
     check: Annotated[bool, typer.Option("--check", help="ask SLURM about the script, queue nothing")] = False
     job: slurm_options.JobOptions
     elastic: slurm_options.ElasticNodes = None
@@ -114,6 +135,25 @@ class LaunchOptions:
     @property
     def out(self) -> terminal.Output:
         return terminal.Output(as_json=self.as_json)
+
+    @property
+    def preparing(self) -> tuple[str, ...]:
+        """Returns the words of the command that makes the same run folder and starts nothing."""
+        words = ["shardwright", "launch", str(self.plan), "--local", "--prepare", "--trust"]
+        hints = get_type_hints(LaunchOptions, include_extras=True)
+        for field in fields(self):
+            value, options = getattr(self, field.name), getattr(hints[field.name], "__metadata__", ())
+            given = next((each for each in options if isinstance(each, OptionInfo)), None)
+            if given is None or field.name in _NOT_OF_A_RUN or value == field.default:
+                continue
+            said = [given.default, *(given.param_decls or ())]  # where Typer puts a name depends on its place
+            plain = f"--{field.name.replace('_', '-')}"
+            name = next((word for word in said if isinstance(word, str) and word.startswith("--")), plain)
+            if isinstance(value, bool):
+                words.append(name.split("/")[0 if value else -1])
+            else:
+                words.append(f"{name}={value}")
+        return (*words, *(("--", *self.script) if self.script else ()))
 
     @property
     def of_slurm(self) -> dict[str, object]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -16,6 +16,7 @@ from runtime.execute import SILENT, WAITS, ActionCall, Tensors, static_bytes
 from runtime.messages import DenseLayout, Edge
 from runtime.rank import Rank, assemble
 from runtime.rehearse.fake_world import MADE_UP, MadeUpStates
+from runtime.sharding import Pace, SharedFlat
 from runtime.train import Model, NoPulse
 from runtime.world import World
 
@@ -54,7 +55,7 @@ def rehearsed(
     for _ in range(steps):
         for event, ns in _timed(rank, next(numbers), next(batches)):
             took.setdefault(event, []).append(ns)
-    _, peak = rank.with_peak(partial(rank.step, next(numbers), next(batches)))
+    peak = max(_peaks(rank, (partial(rank.step, number, next(batches)) for number in numbers)))
     here = rank.mesh.by_rank[rank.world.rank]
     return Rehearsed(
         rank=rank.world.rank,
@@ -64,6 +65,16 @@ def rehearsed(
         kept_bytes=static_bytes(rank.kept()),
         took_ns={event: tuple(each) for event, each in took.items()},
     )
+
+
+def _peaks(rank: Rank, steps: Iterator[Callable[[], object]]) -> Iterator[int]:
+    """Yields the peaks of a step: where replicas share, with links that are as fast and as slow as can be."""
+    shared = [flat for flat in rank.flats if isinstance(flat, SharedFlat)]
+    paces: tuple[Pace, ...] = ("at once", "awaited") if shared else ("beside",)
+    for pace in paces:
+        for flat in shared:
+            flat.wires.pace = pace
+        yield rank.with_peak(next(steps))[1]
 
 
 def alone(model: Model, world: World, layouts: Mapping[Edge, Sequence[DenseLayout]]) -> Rank:

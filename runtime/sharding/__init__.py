@@ -7,10 +7,11 @@ then `stages.py` (units of a stage as its graph runs). Which stage shares what i
 
 from runtime.sharding.flats import Load, SharedFlat, flats_of
 from runtime.sharding.stages import RankUnits, StageUnits
-from runtime.sharding.wires import shared_buckets, stand_in
+from runtime.sharding.wires import Pace, shared_buckets, stand_in
 
 __all__ = [
     "Load",
+    "Pace",
     "RankUnits",
     "SharedFlat",
     "StageUnits",

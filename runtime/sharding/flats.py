@@ -71,7 +71,7 @@ class SharedFlat:
         """
         self.bucket, self.nodes = bucket, frozenset(nodes)
         self.parameters = {name: parameters[name] for name in bucket.names}
-        self._wires, (row, self._column) = wires, groups
+        self.wires, (row, self._column) = wires, groups
         assert row is not None
         self._row = row
         self.ranks = next(ranks for ranks in bucket.rows if rank in ranks)
@@ -204,7 +204,7 @@ class SharedFlat:
         self.on_summed(unit)
         self.settle()
         own = self.grads[unit.offset : unit.offset + unit.part]
-        self._sending = self._wires.launch(self._row, partial(scatter_sum, grads, own, self._row))
+        self._sending = self.wires.launch(self._row, partial(scatter_sum, grads, own, self._row))
 
     @property
     def sends(self) -> bool:
@@ -226,7 +226,7 @@ class SharedFlat:
         self.settle()
         if self._column is None:
             return lambda: None
-        return self._wires.launch(self._column, partial(add_up, self.grads, self._column)).result
+        return self.wires.launch(self._column, partial(add_up, self.grads, self._column)).result
 
     def gather_updated(self) -> None:
         """Gets what other ranks have updated; where parameters are let go, their next use gets it."""
@@ -241,7 +241,7 @@ class SharedFlat:
     def _launch(self, unit: FlatUnit, whole: Tensor) -> Future[None]:
         part = self.own_part(unit) if self.lets_go else self.own_part(unit).clone()
         parts = list(torch.split(whole, unit.part))
-        return self._wires.launch(self._row, partial(dist.all_gather, parts, part, group=self._row))
+        return self.wires.launch(self._row, partial(dist.all_gather, parts, part, group=self._row))
 
     def gather(self, unit: FlatUnit) -> None:
         """Starts to gather a unit, if nobody has; all ranks of the row do so in one order."""

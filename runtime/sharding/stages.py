@@ -39,10 +39,15 @@ class StageUnits:
         Args: `rank` has the units of all stages of this rank; `flats` are those of the stage.
         """
         self._rank, self._used, self._flats, self._ahead = rank, set[int](), flats, False
+        self._half: BackwardPart = "whole"
         self._asked = -1  # the position of a unit that is to be gathered once nothing is on its way
         spans = _spans(module, [flat for flat in flats if flat.lets_go])
         self._units = [(flat, unit) for flat, unit, _, _ in spans]
         self.gathers = bool(spans)
+        at = {node: place for place, node in enumerate(graph_of(module).graph.nodes)}
+        self._behind = [  # by position: the units whose uses all come later
+            [each[:2] for each in spans if at[each[2]] > at[last]] for _, _, _, last in spans
+        ]
         self._position = {id(unit): position for position, (_, unit) in enumerate(self._units)}
         run = graph_of(module)
         run.units = self  # type: ignore[assignment]
@@ -92,11 +97,14 @@ class StageUnits:
     def _use(self, position: int) -> None:
         """Asks for the unit before the one that backward has come to; it is gathered once nothing is on its way.
 
-        So at most a unit, its gradients, and either the next unit or gradients of the last one are there.
+        So at most a unit, its gradients, and either the next unit or gradients of the last one are there. An input half
+        sums no gradients, behind which a unit is let go otherwise: there it goes when an earlier one is come to.
         """
         if not self._ahead:
             return
         if position not in self._used:
+            for flat, unit in self._behind[position] if self._half == "input" else ():
+                flat.let_go(unit)
             self._gather_asked()
             self._used.add(position)
             self._asked = position - 1
@@ -120,10 +128,13 @@ class StageUnits:
     def during(self, part: BackwardPart) -> Iterator[None]:
         """Gathers units in a backward, or a half of one, while this is on; those still gathered are then let go.
 
-        A weight half needs a parameter only where a layer makes its weight of others, so it gathers none ahead.
+        A weight half needs a parameter only where a layer makes its weight of others, so it gathers none ahead. What the
+        backward before has left on its way has had a forward's time to arrive.
         """
+        for flat in self._flats:
+            flat.settle()
         self._used.clear()
-        self._rank.running, self._ahead = self, part != "weight"
+        self._rank.running, self._ahead, self._half = self, part != "weight", part
         for flat in self._flats:
             flat.in_half = part == "input"
         try:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -17,6 +19,9 @@ from runtime.sums import Line
 from runtime.update import Bucket
 from runtime.world import RankMesh
 
+# How launched work goes on: beside the training, or over at once, or only when somebody waits for it. The last two are
+# for a rank that runs alone: in one of them it holds the most.
+Pace = Literal["beside", "at once", "awaited"]
 CHUNK = 2**18  # elements of a reduce-scatter at a time; twice as many are held meanwhile
 
 
@@ -54,6 +59,7 @@ class Wires:
 
         Args: `new_group` is collective, and returns None to ranks that are no part of the group.
         """
+        self.pace: Pace = "beside"
         self._new_group = new_group
         self._rows: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
         self._lines: dict[dist.ProcessGroup, Line] = {}
@@ -80,7 +86,25 @@ class Wires:
         """
         if group not in self._lines:
             self._lines[group] = Line()
-        return self._lines[group].launch(run)
+        start = partial(self._lines[group].launch, run)
+        done = _Awaited(start) if self.pace == "awaited" else start()
+        if self.pace == "at once":
+            done.result()
+        return done
+
+
+class _Awaited(Future[None]):
+    """Work that begins when somebody waits for it, as if its link were as slow as can be."""
+
+    def __init__(self, start: Callable[[], Future[None]]) -> None:
+        super().__init__()
+        self._start = start
+
+    def result(self, timeout: float | None = None) -> None:
+        """Does the work, and returns when it is done."""
+        if not self.done():
+            self._start().result(timeout)
+            self.set_result(None)
 
 
 def stand_in(parameter: Tensor, device: torch.device | None = None) -> Tensor:

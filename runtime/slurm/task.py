@@ -22,7 +22,7 @@ from planner.errors import ShardwrightError
 from planner.plan import Plan
 from runtime import runfolder
 from runtime.local import STACKS_S, START_S, be_a_rank
-from runtime.runfolder import BEAT, LOG_LOOK_S, STOPPED, Heartbeat, Job, Paths, log_end, stands_at
+from runtime.runfolder import BEAT, LOG_LOOK_S, STOPPED, Heartbeat, Job, Outcome, Paths, log_end, stands_at
 from runtime.slurm import task_layout
 from runtime.slurm.rank_records import RankRecord
 from runtime.slurm.task_layout import Granted
@@ -58,7 +58,10 @@ def main(folder: str) -> int:
         be_a_rank(paths, here.rank, parent, train, partial(_is_followed, paths, job))
     keeper = Keeper(paths, job, here, heart, pid)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
-    return keeper.keep()
+    status = keeper.keep()
+    if here.rank == 0 and keeper.done and job.rendezvous == runfolder.TORCHRUN:
+        runfolder.tell(paths, Outcome("done"))  # no supervisor does, and all ranks have left together
+    return status
 
 
 def _job_of(job: Job, environment: Mapping[str, str]) -> Job:
@@ -105,6 +108,11 @@ class Keeper:
         self._look_s = self._asked_s = 0.0
         for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
             signal.signal(number, self._tell)
+
+    @property
+    def done(self) -> bool:
+        """Returns whether the rank has trained to its end."""
+        return self._record.state == "done"
 
     def _tell(self, number: int, frame: object) -> None:
         self._told = number
@@ -183,7 +191,7 @@ class Keeper:
         if _is_followed(self._paths, self._job):  # the files are those of the ranks that came after
             return 1
         still = time.monotonic() - self._beat.since_s
-        end = replace(
+        end = self._record = replace(
             self._record, state=state, status=status, waiting=self._beat.waiting, still_s=round(still, 1)
         )
         if state in ("failed", "hung"):

@@ -1,9 +1,11 @@
-"""Follows a run for the trackers that people keep: TensorBoard so far.
+"""Runs for the trackers that people keep: TensorBoard, Weights & Biases and MLflow.
 
-In: the metrics that all ranks record. Out: the same steps in the tracker's own files, written by one rank. Start reading
-in `tensorboard.py`.
+In: the metrics that all ranks record. Out: the same steps in a tracker's own store, with the predicted step beside the
+measured one. One rank writes for TensorBoard as it trains; any process sends a run folder to the others. Start reading
+in `send.py`.
 """
 
+from runtime.trackers.send import TRACKERS, send
 from runtime.trackers.tensorboard import Board, board
 
-__all__ = ["Board", "board"]
+__all__ = ["TRACKERS", "Board", "board", "send"]

@@ -129,7 +129,7 @@ class Sizes:
     def moving_in_two(self, low: IntArray, middle: IntArray, high: IntArray) -> IntArray:
         """Returns the bytes of one micro-batch in stages that recompute their layers before `middle`.
 
-        Returns: [..., part]; see `planner.cost.stage_bytes.in_two`.
+        Returns: [..., part]; see `planner.cost.unit_tables.in_two`.
         """
         walks = self.tables.walking.stages[low, high]
         early, late = (self._walking_of(*part, walks) for part in ((low, middle), (middle, high)))
@@ -152,7 +152,8 @@ class Sizes:
 
     def _walking_of(self, low: IntArray, high: IntArray, walks: BoolArray) -> IntArray:
         """Returns [..., part] of a part of a stage that recomputes nothing, where some of the stages walk."""
-        found, walked = self.moving_of(low, high, np.False_), self.tables.walking.halves
+        found, held = self.moving_of(low, high, np.False_), self.shape.held
+        walked = (self.tables.with_units[held][1] if held else self.tables.walking).halves
         for part, name in enumerate(PART_NAMES):
             if name in ("held", "splitting", "weighing"):
                 found[..., part] = np.where(walks, getattr(walked, name)[low, high], found[..., part])
@@ -172,7 +173,9 @@ class Sizes:
         tables = self.tables
         parts = tables.moving_parts(low, high, again) | {"update": self.update_bytes(low, high)}
         if self.shape.held:
-            parts["workspace"] = tables.with_units[self.shape.held][low, high]
+            workspace, walking = tables.with_units[self.shape.held]
+            parts["workspace"], chosen = workspace[low, high], walking.chosen
+            parts["splitting"], parts["weighing"] = chosen.splitting[low, high], chosen.weighing[low, high]
         parts["workspace"] = parts["workspace"] + tables.dropped[low, high]
         if self.order.owes:
             parts["saved"] = parts["saved"] + tables.owing[high] - tables.owing[low]

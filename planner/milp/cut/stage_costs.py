@@ -257,8 +257,8 @@ class StageCosts(Sizes):
         return self._grid(key, lambda i, j: self.sync_ns(stage, i, j))
 
     def step_grid(self, stage: int) -> IntArray:
-        shared = (self.shape.sharing, self.sums[stage], self.tie) if self.shape.updaters > 1 else ()
-        key = GridKey("step", self.tables.key, (self.slowness[stage], *shared))
+        shared = (self.shape.sharing, self.sums[stage], self.tie, *self.rows[stage : stage + 1])
+        key = GridKey("step", self.tables.key, (self.slowness[stage], *(shared * (self.shape.updaters > 1))))
         return self._grid(key, lambda i, j: self.step_ns(stage, i, j))
 
     @cached_property

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from planner.arrays import BoolArray, IntArray
-from planner.cluster import Sum
+from planner.cluster import Slot, Sum
 from planner.cost import Tables
 from planner.milp.configurations.configurations import Configuration
 from planner.milp.configurations.placement import TYPICAL_BYTES, PlacementCosts
 from planner.milp.cut.stage_costs import COMPUTE
-from planner.schedule import Kind
+from planner.schedule import FAMILIES, Kind
 
 # gathers and sums of each unit, in an action
 _MOVED: dict[str, dict[Kind, int]] = {
@@ -22,20 +23,96 @@ _MOVED: dict[str, dict[Kind, int]] = {
 _FROM_THE_LAST = (Kind.B, Kind.I, Kind.W)
 
 
-def row_sum(machines: PlacementCosts, configuration: Configuration, worker: int) -> Sum:
-    """Returns the all-reduce over the replicas of a worker that share gradients or parameters, the slowest of all.
+def shared_by(shape: Configuration) -> tuple[object, ...]:
+    """Returns what gathers and sums of units depend on, besides the tables; nothing where there are none."""
+    return (shape.held, shape.ranks, shape.data, shape.workers, shape.axes) if shape.held else ()
+
+
+@dataclass(frozen=True, eq=False)
+class UnitFloors:
+    """The least that gathers and sums of units take, whatever the cut: for the bounds of totals."""
+
+    machines: PlacementCosts
+    device: str  # that was profiled
+    _rows: dict[object, tuple[Sum, ...]] = field(default_factory=dict)
+    _found: dict[object, tuple[IntArray, IntArray]] = field(default_factory=dict)
+
+    def rows(self, shape: Configuration) -> tuple[Sum, ...]:
+        """Returns the different all-reduces over replicas that share gradients or parameters."""
+        key = shared_by(shape)[1:]
+        if key not in self._rows:
+            self._rows[key] = tuple(dict.fromkeys(row_sums(self.machines, shape)))
+        return self._rows[key]
+
+    def columns(self, shape: Configuration) -> tuple[Sum, ...]:
+        """Returns the different sums once a step over ranks that hold the same part; none where one rank holds it."""
+        if shape.data == shape.ranks:
+            return ()
+        workers = [(worker,) for worker in range(shape.workers)]
+        return tuple(dict.fromkeys(column_sums(self.machines, shape, workers)))
+
+    def exposed(self, shape: Configuration, tables: Tables) -> Mapping[Kind, IntArray]:
+        """Returns what gathers and sums of units add to each layer at least, by kind of action."""
+        return dict(zip(COMPUTE, self._of(shape, tables)[0], strict=True)) if shape.held else {}
+
+    def begun_ns(self, shape: Configuration, tables: Tables) -> float:
+        """Returns what a worker waits on average for those that hide behind nothing."""
+        if not shape.held:
+            return 0.0
+        at = dict(zip(COMPUTE, self._of(shape, tables)[1].tolist(), strict=True))
+        family = FAMILIES[shape.family]
+        whole, halves = at[Kind.B], at[Kind.I] + at[Kind.W]
+        back = min(whole, halves) if family.mixes or shape.listed else halves if family.splits else whole
+        again = at[Kind.R] if shape.recompute else 0
+        return float(shape.micros * shape.chunks * (at[Kind.F] + back + again))
+
+    def _of(self, shape: Configuration, tables: Tables) -> tuple[IntArray, IntArray]:
+        """Returns `exposed` behind the slowest device and on the best links."""
+        key = (tables.key, shared_by(shape))
+        if key not in self._found:
+            slowness = max(self.machines.placement(shape, self.device).slowness)
+            work = np.stack([np.diff(tables.time_ns[kind]) for kind in COMPUTE]) * slowness
+            slow: IntArray = np.ceil(work).astype(np.int64)
+            found = [exposed(shape, tables, row, slow) for row in self.rows(shape)]
+            layers, begun = zip(*found, strict=True)
+            self._found[key] = np.minimum.reduce(layers), np.minimum.reduce(begun)
+        return self._found[key]
+
+
+def row_sums(machines: PlacementCosts, configuration: Configuration) -> tuple[Sum, ...]:
+    """Returns the all-reduce over the replicas of each worker that share gradients or parameters, the slowest of all.
 
     Args: `machines` have the links; `configuration` has how many they are; a gather, or a sum of parts, takes half of it.
     """
     grid, ranks = machines.grid(configuration), configuration.ranks
+    rows = [grid[first : first + ranks] for first in range(0, len(grid), ranks)]
+    over = [[[row[w] for row in near] for near in rows] for w in range(configuration.workers)]
+    return _slowest(machines, over)
+
+
+def column_sums(
+    machines: PlacementCosts, configuration: Configuration, groups: Sequence[Sequence[int]]
+) -> tuple[Sum, ...]:
+    """Returns the all-reduce over the ranks that hold the same part, for each group of workers with a common weight.
+
+    Args: `machines` and `configuration` are as for `row_sums`. A sum over one rank takes nothing.
+    """
+    grid, ranks = machines.grid(configuration), configuration.ranks
     over = [
-        [row[w] for row in grid[first : first + ranks]]
-        for w in range(configuration.workers)
-        for first in range(0, len(grid), ranks)
+        [[row[w] for row in grid[place::ranks] for w in group] for place in range(ranks)] for group in groups
     ]
-    count = len(over) // configuration.workers
-    own = machines.sums(over, "direct")[worker * count : (worker + 1) * count]
-    return max(own, key=lambda each: int(each.ns(np.array([TYPICAL_BYTES]))[0]))
+    found = _slowest(machines, over)
+    alone = [len(places[0]) == 1 for places in over]
+    return tuple(each.of_parts(0 if one else ranks) for each, one in zip(found, alone, strict=True))
+
+
+def _slowest(machines: PlacementCosts, over: Sequence[Sequence[Sequence[Slot]]]) -> tuple[Sum, ...]:
+    """Returns the slowest of several sums for each entry; all of them are made at once."""
+    every = iter(machines.sums([group for groups in over for group in groups], "direct"))
+    size = np.array([TYPICAL_BYTES])
+    return tuple(
+        max([next(every) for _ in groups], key=lambda each: int(each.ns(size)[0])) for groups in over
+    )
 
 
 def with_units(
@@ -43,28 +120,42 @@ def with_units(
 ) -> list[int]:
     """Adds to the times of layers what gathers and sums of their units are not hidden by, and returns new launches.
 
+    Args: `rows` has the all-reduce of each stage, `prefix` [kind, stage, layers + 1] the times of layers, which change.
+    """
+    added: IntArray = np.zeros(len(COMPUTE), np.int64)
+    for stage, row in enumerate(rows):
+        more, begun = exposed(shape, tables, row, np.diff(prefix[:, stage]).astype(np.int64))
+        prefix[:, stage, 1:] += more.cumsum(1)
+        added = np.maximum(added, begun)
+    return [before + more for before, more in zip(launch, added.tolist(), strict=True)]
+
+
+def exposed(shape: Configuration, tables: Tables, row: Sum, work: IntArray) -> tuple[IntArray, IntArray]:
+    """Returns what gathers and sums of units are not hidden by, [kind, layer], and what each action takes besides.
+
     A gather hides behind the unit that runs before it, a sum of gradients behind the unit that runs after it. The first
     gather and the last sum of an action hide behind nothing: the largest unit's is taken.
+
+    Args: `row` is the all-reduce over those who share; `work` has the times of layers, [kind, layer].
     """
-    units, added = tables.units, [0] * len(COMPUTE)
+    units = tables.units
+    found: IntArray = np.zeros_like(work)
+    begun: IntArray = np.zeros(len(COMPUTE), np.int64)
     again = (
         np.bincount(units.of_layer, _walks(tables), len(units.bytes)) > 0
     )  # weight halves that need weights
-    for stage, row in enumerate(rows):
-        wire = (row.ns(units.bytes) + 1) // 2
-        for at, kind in enumerate(COMPUTE):
-            times = _MOVED[shape.held].get(kind, 0)
-            moved = (times + again if kind is Kind.W and shape.held == "parameters" else times) * wire
-            if not moved.any():
-                continue
-            own = np.diff(prefix[at, stage]).astype(np.int64)
-            works = np.bincount(units.of_layer, own, len(wire))
-            near = np.append(works[1:], 0) if kind in _FROM_THE_LAST else np.append(0, works[:-1])
-            exposed = np.maximum(moved - near, 0)
-            more = np.ceil(exposed[units.of_layer] * units.share).astype(np.int64)
-            prefix[at, stage, 1:] += more.cumsum()
-            added[at] = max(added[at], int(moved.max()))
-    return [before + more for before, more in zip(launch, added, strict=True)]
+    wire = (row.ns(units.bytes) + 1) // 2
+    for at, kind in enumerate(COMPUTE):
+        times = _MOVED[shape.held].get(kind, 0)
+        moved = (times + again if kind is Kind.W and shape.held == "parameters" else times) * wire
+        if not moved.any():
+            continue
+        works = np.bincount(units.of_layer, work[at], len(wire))
+        near = np.append(works[1:], 0) if kind in _FROM_THE_LAST else np.append(0, works[:-1])
+        open_ = np.maximum(moved - near, 0)
+        found[at] = np.ceil(open_[units.of_layer] * units.share).astype(np.int64)
+        begun[at] = int(moved.max())
+    return found, begun
 
 
 def _walks(tables: Tables) -> BoolArray:

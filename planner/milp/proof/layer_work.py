@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -95,9 +96,16 @@ class Passed:
         return max(at + own for at, own in zip(returned, back, strict=True))
 
 
-def layer_work(tables: Tables, splits: bool, mixes: bool, recompute: bool) -> LayerWork:
-    """Returns the work of layers; mixed whole and split backwards count the shorter, with as late a weight half."""
-    layers = {kind: np.diff(tables.time_ns[kind]) for kind in (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)}
+def layer_work(
+    tables: Tables, splits: bool, mixes: bool, recompute: bool, more: Mapping[Kind, IntArray]
+) -> LayerWork:
+    """Returns the work of layers; mixed whole and split backwards count the shorter, with as late a weight half.
+
+    Args: `more` has what a layer waits for besides, by kind of action.
+    """
+    kinds = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
+    layers = {kind: np.diff(tables.time_ns[kind]) for kind in kinds}
+    layers |= {kind: layers[kind] + ns for kind, ns in more.items()}
     whole, halves = layers[Kind.B], layers[Kind.I] + layers[Kind.W]
     back, last = (layers[Kind.I], halves) if splits else (whole, whole)
     if mixes:

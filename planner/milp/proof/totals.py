@@ -30,6 +30,7 @@ does not delay it. Heads count only with whole backward passes: the cycle throug
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -37,6 +38,7 @@ from planner.arrays import FloatArray, IntArray
 from planner.cluster import Sum
 from planner.cost import Tables
 from planner.milp.configurations.configurations import Configuration
+from planner.milp.cut.unit_times import UnitFloors, shared_by
 from planner.milp.instance import Instance
 from planner.milp.proof.layer_work import LayerWork, Passed, layer_work
 from planner.schedule import FAMILIES
@@ -56,10 +58,16 @@ class TotalsBound:
     def work(self, shape: Configuration) -> LayerWork:
         tables, family = self.instance.tables(shape), FAMILIES[shape.family]
         splits, mixes = family.splits, family.mixes or bool(shape.listed)
-        key = (tables.key, splits, mixes, shape.recompute)
+        key = (tables.key, splits, mixes, shape.recompute, shared_by(shape))
         if key not in self._works:
-            self._works[key] = layer_work(tables, splits, mixes, shape.recompute)
+            more = self.units.exposed(shape, tables)
+            self._works[key] = layer_work(tables, splits, mixes, shape.recompute, more)
         return self._works[key]
+
+    @cached_property
+    def units(self) -> UnitFloors:
+        """Returns what gathers and sums of units take at least."""
+        return UnitFloors(self.instance.machines, self.instance.profile.device)
 
     def passed(self, shape: Configuration) -> Passed:
         """Returns the work of layers in cuts where some neighbours do not talk."""
@@ -114,12 +122,20 @@ class TotalsBound:
         first = np.arange(shape.workers) // shape.pipes
         return self._hop_ns(shape) * float(first.mean())
 
+    def load_ns(self, shape: Configuration) -> float:
+        """Returns the nanoseconds that a worker computes, on average, with what it waits for units behind nothing."""
+        begun = self.units.begun_ns(shape, self.instance.tables(shape))
+        return float(self.work(shape).total.sum()) * shape.micros / shape.workers + begun
+
     def step_ns(self, shape: Configuration) -> float:
         """Returns the nanoseconds that updates take on a worker, on average."""
         tables = self.instance.tables(shape)
         share = shape.updaters
         rate = tables.step_ns_per_element / share
-        return float(tables.elements[0, -1]) * rate * shape.pipes / shape.workers
+        each = float(tables.elements[0, -1]) * rate
+        if shape.held == "gradients":  # what is updated is gathered, at half of a sum
+            each += 0.5 * float(_least(self.units.rows(shape), tables.gradients[0, -1:])[0])
+        return each * shape.pipes / shape.workers
 
     def free_ns(self, shape: Configuration, *, talking: bool | None = None) -> float:
         """Returns the bound of load, layer, chain, hops and heads, in nanoseconds.
@@ -138,7 +154,7 @@ class TotalsBound:
     def _freely(self, shape: Configuration, talking: bool) -> float:
         work, barrier = self.work(shape), shape.update == "barrier"
         fullest = -(-shape.micros // shape.pipes)
-        load = float(work.total.sum()) * shape.micros / shape.workers
+        load = self.load_ns(shape)
         least = max(load + self.step_ns(shape), self._longest(shape, fullest, talking))
         if not talking:
             return max(least, float(self.passed(shape).chain)) if barrier else least
@@ -167,13 +183,13 @@ class TotalsBound:
 
     def _summed(self, shape: Configuration, talking: bool) -> float:
         least = self._free_ns(shape, talking)
-        if shape.holders == 1 or shape.held:
+        sums = self.sums(shape) if shape.holders > 1 else ()
+        if not sums:
             return least
         even = self._even(shape)
         if shape.pipes > 1 and not even:
             return least
         tables, work, workers = self.instance.tables(shape), self.work(shape), shape.workers
-        sums = tuple(dict.fromkeys(self.instance.machines.column_sums(shape)))
         once = 0 if even else _shared_bytes(tables)
         queue = shape.pipes * float(_least(sums, tables.gradients[0, -1:] - once)[0]) / workers
         step = self.step_ns(shape) + (0.5 * queue if shape.shard else 0.0)
@@ -187,6 +203,12 @@ class TotalsBound:
             least = max(least, forward + float(work.last.sum()) * shape.micros / workers + queue + step)
         least = max(least, self._lead_ns(shape) + self._queued_ns(shape, sums, even) + step)
         return max(least, self._layer_ns(shape, sums)) if even else least
+
+    def sums(self, shape: Configuration) -> tuple[Sum, ...]:
+        """Returns the different sums of gradients at the end of a step over the replicas of a worker."""
+        if shape.held:
+            return self.units.columns(shape)
+        return tuple(dict.fromkeys(self.instance.machines.column_sums(shape)))
 
     def _queued_ns(self, shape: Configuration, sums: tuple[Sum, ...], even: bool) -> float:
         """Returns compute and gradient sums of a worker on average, as far as sums must follow compute."""

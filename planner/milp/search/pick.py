@@ -55,14 +55,12 @@ def _guess_ns(bound: TotalsBound, shape: Configuration) -> float:
 def _guessed(bound: TotalsBound, shape: Configuration) -> float:
     tables, work = bound.instance.tables(shape), bound.work(shape)
     bytes_a_worker = np.array([tables.gradients[0, -1] * shape.pipes // shape.workers])
-    sums = (
-        bound.instance.machines.typical_sum(shape).ns(bytes_a_worker)[0]
-        if shape.data * shape.spatial > 1
-        else 0
-    )
+    machines, several = bound.instance.machines, shape.data * shape.spatial > 1
+    over = bound.units.columns(shape)[:1] if shape.held else (machines.typical_sum(shape),) * several
+    sums = sum(int(each.ns(bytes_a_worker)[0]) for each in over)
     wire = bound.instance.cluster_link_ns(tables.typical_crossing_bytes) if shape.workers > 1 else 0.0
     hops = 2 * (shape.stages - 1) * wire
-    load = float(work.total.sum()) * shape.micros / shape.workers + bound.step_ns(shape)
+    load = bound.load_ns(shape) + bound.step_ns(shape)
     idle = BUBBLES[shape.family](shape, work) if shape.workers > 1 else 0.0
     handed = 0.5 if shape.shard else 0.0  # of the sums: every holder hands on what it has updated
     return max(load + idle, bound.free_ns(shape)) + float(sums) * (1 + handed) + hops
@@ -101,9 +99,10 @@ def _promising(state: SearchState, configurations: list[Configuration]) -> list[
     bound = TotalsBound(state.instance)
     found = [(_guess_ns(bound, shape), shape) for shape in configurations[: limits.SHARED_GUESSES]]
     for guess, shape in list(found):
-        shared = replace(shape, shard=True)
-        if state.may_share(shape) and (other := _guess_ns(bound, shared)) < guess:
-            found.append((other, shared))
+        variants = [replace(shape, shard=True)] if state.may_share(shape) else []
+        for shared in (*variants, *state.instance.by_element(shape)):
+            if (other := _guess_ns(bound, shared)) < guess:
+                found.append((other, shared))
     least = min(guess for guess, _ in found)
     step = np.log1p(limits.ALIKE_GUESSES)
 
@@ -161,15 +160,19 @@ def _even_ns(state: SearchState, tried: ConfigurationState) -> int:
 def take_trivial(state: SearchState, allowed: set[Configuration]) -> None:
     """Takes the trivial plans as answers too: none of them beats the plan, however little was looked into.
 
-    Args: `allowed` are the configurations of the question.
+    Args: `allowed` are the configurations of the question, each of which may have replicas that share something.
     """
+    if state.instance.pins.stages is not None:
+        return
     for _, chosen in explain.trivial(state.instance):
         for shape in (each for each in chosen if each in allowed):
-            tried = state.look(shape)
-            if tried is not None and state.instance.pins.stages is None:
-                cut = explain.equal_cut(tried.problem)
-                ns = int(judge(tried.problem, cut[None, :])[0])
-                state.take(tried, None if ns == UNFIT_NS else Answer(cut=cut, ns=ns))
+            shared = (replace(shape, shard=True),) if state.may_share(shape) else ()
+            for each in (shape, *shared, *state.instance.by_element(shape)):
+                tried = state.look(each)
+                if tried is not None:
+                    cut = explain.equal_cut(tried.problem)
+                    ns = int(judge(tried.problem, cut[None, :])[0])
+                    state.take(tried, None if ns == UNFIT_NS else Answer(cut=cut, ns=ns))
 
 
 Bubble = Callable[[Configuration, LayerWork], float]

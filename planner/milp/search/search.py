@@ -247,19 +247,16 @@ def thriftier(instance: Instance, shape: Configuration) -> Iterator[Configuratio
     """
     pinned, now = instance.pins, shape.recompute or shape.sparing
     recompute = (True,) if now else (False,) if pinned.recompute is False else (False, True)
-    shard = (True,) if shape.shard else (False,) if pinned.shard is False else (False, True)
+    shard = (shape.shard,) if shape.shard or shape.held or pinned.shard is False else (False, True)
     for again, sharded in product(recompute, shard):
         changed = (again, sharded) != (now, shape.shard)
         if changed and (not sharded or (shape.holders > 1 and not instance.joint)):
             some = again and not shape.recompute and not instance.at_use(replace(shape, shard=sharded))
             yield replace(shape, recompute=again and not some, sparing=some, shard=sharded)
-    free = pinned.shard is None and pinned.held is None and not shape.held and not instance.joint
-    for held, ranks in instance.shares(shape) if free else ():
-        for again in recompute:
-            some = again and not shape.recompute
-            yield replace(
-                shape, held=held, ranks=ranks, shard=False, recompute=again and not some, sparing=some
-            )
+    for again in recompute:
+        some = again and not shape.recompute
+        plain = replace(shape, shard=False, recompute=again and not some, sparing=some)
+        yield from instance.by_element(plain)
 
 
 def certificate(state: SearchState) -> Certificate:

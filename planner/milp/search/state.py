@@ -261,9 +261,9 @@ class SearchState:
         return least if least > self.limit - 1 else max(least, self.floors.summed_ns(shape))
 
     def promise_ns(self, shape: Configuration) -> float:
-        """Returns the lower bound of a configuration and of its sharded variant, which wait together."""
-        least = self.least_ns(shape)
-        return min(least, self.least_ns(replace(shape, shard=True))) if self.may_share(shape) else least
+        """Returns the lower bound of a configuration and of the variants whose replicas share, which wait together."""
+        state = (replace(shape, shard=True),) if self.may_share(shape) else ()
+        return min(map(self.least_ns, (shape, *state, *self.instance.by_element(shape))))
 
     def examine(self, shape: Configuration) -> bool:
         """Rules a configuration out or takes a first look; returns whether memory narrows it."""
@@ -284,7 +284,8 @@ class SearchState:
             self.left.append(int(np.ceil(least - ROUNDING)))
 
     def faster(self, shape: Configuration) -> Iterator[Configuration]:
-        """Yields the variant with a sharded optimizer where updates take longer than sending the parameters round."""
+        """Yields the variants whose replicas share by element, and the one with a sharded optimizer where that pays."""
+        yield from (x for x in self.instance.by_element(shape) if self.least_ns(x) <= self.limit - 1)
         shared = replace(shape, shard=True)
         if not self.may_share(shape) or self.least_ns(shared) > self.limit - 1:
             return

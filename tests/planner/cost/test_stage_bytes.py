@@ -14,6 +14,7 @@ from planner.cost.shared_weights import made_weights, reused
 from planner.cost.stage_bytes import LEAF_BYTES, update_bytes
 from planner.kept import KeptEntries
 from planner.model import Buffer, Layer
+from planner.plan import StageShard
 from planner.profile import CostKey, LayerCost, OptimizerCost, Profile, Seconds
 from planner.schedule import generate
 from planner.simulate import SQUARE_BYTES, SQUARED_ELEMENTS
@@ -88,6 +89,38 @@ def test_every_cut_has_the_bytes_of_the_definition(seed: int) -> None:
         optimizer = replace(made.optimizer, largest_bytes_per_parameter=8.0, other_bytes_per_parameter=1.0)
         found_update = stage_bytes(replace(made, optimizer=optimizer), names, key).update
         assert found_update == 7 * tables.largest[i, j] + tables.elements[i, j]
+
+
+@pytest.mark.parametrize("what", ["gradients", "parameters"])
+@pytest.mark.parametrize("seed", range(6))
+def test_of_replicas_that_share_units_every_cut_has_the_bytes_of_the_definition(seed: int, what: str) -> None:
+    made = with_walks(model(seed), seed) if seed % 2 else model(seed)
+    tables = price(_in_blocks(made, 1 + seed % 3), KEY)
+    workspace, walking = tables.with_units[what]
+    shard = StageShard(what=what)  # type: ignore[arg-type]
+    for i, j, names in intervals(tables):
+        walks = bool(tables.walking.stages[i, tables.layers])
+        found = stage_bytes(replace(made, graph=tables.graph), names, KEY, shard=shard, walking=walks)
+        halves = walking.halves if walks else walking.stored
+        here = (workspace[i, j], halves.splitting[i, j], halves.weighing[i, j])
+        assert here == (found.workspace, found.splitting, found.weighing), names
+
+
+def _in_blocks(made: Profile, size: int) -> Profile:
+    """Layers are named so that some of them in a row are a unit."""
+    names = {layer.name: f"blocks.{k // size}.{layer.name}" for k, layer in enumerate(made.graph.layers)}
+    told = lambda rows: tuple(map(names.__getitem__, rows))  # noqa: E731
+    graph = replace(
+        made.graph,
+        layers=tuple(replace(row, name=names[row.name]) for row in made.graph.layers),
+        values=tuple(
+            replace(row, producer=names.get(row.producer, ""), consumers=told(row.consumers))
+            for row in made.graph.values
+        ),
+        parameters=tuple(replace(row, users=told(row.users)) for row in made.graph.parameters),
+        buffers=tuple(replace(row, users=told(row.users)) for row in made.graph.buffers),
+    )
+    return replace(made, graph=graph)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -15,13 +15,26 @@ from planner.cluster import Cluster, Slot, limit_bytes, spread, sum_s, transfer_
 from planner.cost import copies_of_statistics, losses_held, stage_bytes, step_bytes
 from planner.errors import BadInput
 from planner.model import Layer, crossings, stage_of_layers
-from planner.plan import Hop, StageTimes
+from planner.plan import Hop, StageShard, StageTimes
 from planner.profile import CostKey, Profile
 from planner.schedule import FAMILIES, Kind, Schedule, generate, with_recompute
 from planner.simulate import Spans, StageBytes, compile, duration_vector, lifetimes, period
 from planner.simulate.peaks import bytes_in_use, weights
 
 NS = 1e9
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What replicas hold among them: nothing, optimizer state by whole parameters, gradients or parameters by element."""
+
+    what: str = ""
+    ranks: int = 1  # that hold one copy, or one state
+
+    @property
+    def by_element(self) -> StageShard | None:
+        held = self.what in ("gradients", "parameters")
+        return StageShard(what=self.what) if held else None  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -42,17 +55,20 @@ class Known:
     states: dict[tuple[object, ...], int] = field(default_factory=dict)
     orders: dict[int, tuple[Schedule, tuple[Spans, ...]]] = field(default_factory=dict)
 
-    def bytes(self, layers: Sequence[str], key: CostKey, done: int) -> StageBytes:
-        asked = (tuple(layers), key, done)
+    def bytes(self, layers: Sequence[str], key: CostKey, done: int, shared: Shared) -> StageBytes:
+        shard = shared.by_element
+        asked = (tuple(layers), key, done, shard)
         if asked not in self.stages:
             before = layers[done] if 0 < done < len(layers) else ""
-            self.stages[asked] = stage_bytes(self.profile, layers, key, recompute=done > 0, before=before)
+            self.stages[asked] = stage_bytes(
+                self.profile, layers, key, recompute=done > 0, before=before, shard=shard
+            )
         return self.stages[asked]
 
-    def state(self, layers: Sequence[str], key: CostKey, share: int, losses: int, copies: int) -> int:
-        asked = (tuple(layers), key, share, losses, copies)
+    def state(self, layers: Sequence[str], key: CostKey, shared: Shared, losses: int, copies: int) -> int:
+        asked = (tuple(layers), key, shared, losses, copies)
         if asked not in self.states:
-            self.states[asked] = _state(self.profile, key, layers, share, losses, copies)
+            self.states[asked] = _state(self.profile, key, layers, shared, losses, copies)
         return self.states[asked]
 
     def spans(self, schedule: Schedule) -> tuple[Spans, ...]:
@@ -76,7 +92,8 @@ def best(
     """`launch_ns` is what every action takes besides its layers; `ranks` share each sample, at the costs given. The last
     stage begins at layer `until` at the latest; a pipeline has `deepest` workers at most."""
     found, judged, known = None, 0, Known(profile)
-    for micro, data, family, schedule, shard in _shapes(profile, cluster, batch, families, ranks, deepest):
+    shapes = _shapes(profile, cluster, batch, families, ranks, deepest, update)
+    for micro, data, family, schedule, shared in shapes:
         layers = len(profile.graph.layers)
         subsets = {again: with_recompute(schedule, again) for again in _recomputing(schedule)}
         for boundaries in combinations(range(1, (until or layers - 1) + 1), schedule.stages - 1):
@@ -92,7 +109,7 @@ def best(
                     data * ranks,
                     order,
                     boundaries,
-                    shard,
+                    shared,
                     update,
                     launch_ns,
                     ranks,
@@ -140,7 +157,8 @@ def _shapes(
     families: Sequence[str],
     ranks: int,
     deepest: int | None,
-) -> Iterator[tuple[int, int, str, Schedule, bool]]:
+    update: str,
+) -> Iterator[tuple[int, int, str, Schedule, Shared]]:
     devices = len(cluster.groups) // ranks
     for micro in sorted({key.micro for key in profile.costs}):
         for data, workers, family in product(
@@ -151,8 +169,12 @@ def _shapes(
             if workers == 1 and FAMILIES[family].paired:
                 continue
             for schedule in _schedules(family, workers, batch // micro // data, len(profile.graph.layers)):
-                for shard in (False, True):
-                    yield micro, data, family, schedule, shard
+                yield micro, data, family, schedule, Shared()
+                yield micro, data, family, schedule, Shared("state", data * ranks * len(schedule.place))
+                free = bool(profile.optimizer.by_element) and ranks == 1 and update == "barrier"
+                for what, share in product(("gradients", "parameters"), range(2, data + 1) if free else ()):
+                    if data % share == 0:
+                        yield micro, data, family, schedule, Shared(what, share)
 
 
 def _recomputing(schedule: Schedule) -> Iterator[tuple[int, ...]]:
@@ -180,7 +202,7 @@ def _judge(
     replicas: int,
     schedule: Schedule,
     boundaries: Sequence[int],
-    shard: bool,
+    shared: Shared,
     update: str,
     launch_ns: int,
     ranks: int,
@@ -189,8 +211,7 @@ def _judge(
     names = [layer.name for layer in profile.graph.layers]
     edges = [0, *boundaries, len(names)]
     stages = [names[i:j] for i, j in pairwise(edges)]
-    holders = replicas * len(schedule.place)
-    done = _done_again(known, cluster, key, stages, schedule, holders if shard else 1, replicas, ranks)
+    done = _done_again(known, cluster, key, stages, schedule, shared, replicas, ranks)
     if done is None:
         return None
     times = [
@@ -200,11 +221,17 @@ def _judge(
             key,
             stage,
             replicas * len({row[s] for row in schedule.place}),
-            holders if shard else 1,
+            shared.ranks if shared.by_element is None else 1,
             done[s],
         )
         for s, stage in enumerate(stages)
     ]
+    if shared.by_element is not None:
+        units = _Units(profile, cluster, key, shared)
+        pairs = zip(times, stages, done, strict=True)
+        times = [
+            units.added(row, stage, again, replicas * len(schedule.place)) for row, stage, again in pairs
+        ]
     times = [_launched(row, launch_ns) for row in times]
     hops = _hops(profile, cluster, key, schedule, boundaries)
     compiled = compile(schedule, hops, update=update)  # type: ignore[arg-type]
@@ -241,6 +268,78 @@ def _times(
             [*kept.values()], rate, share, ceil(sync - 1e-6), pruned * profile.optimizer.scatter_s
         ),
     )
+
+
+class _Units:
+    """What gathers and sums of units add to the times of stages, each layer in a unit of its own.
+
+    A gather is half of an all-reduce, as is a sum of which each rank gets a part. A gather hides behind the layer that
+    runs before it, a sum behind the one that runs after it; the longest of an action hides behind nothing.
+    """
+
+    def __init__(self, profile: Profile, cluster: Cluster, key: CostKey, shared: Shared) -> None:
+        self.profile, self.cluster, self.key, self.shared = profile, cluster, key, shared
+        names = [layer.name for layer in profile.graph.layers]
+        costs = [profile.cost(name, key) for name in names]
+        wire = {name: self._half(self._gradients([name])) for name in names}
+        gathers = shared.what == "parameters"
+        sums, both = [1] * len(names), [2 if gathers else 1] * len(names)
+        alone = [int(cost.walks and gathers) for cost in costs]
+        plans = {
+            "forward_ns": ([int(gathers)] * len(names), [c.forward for c in costs], -1),
+            "backward_ns": (both, [c.backward for c in costs], 1),
+            "input_grad_ns": ([int(gathers)] * len(names), [c.input_grad for c in costs], 1),
+            "weight_grad_ns": (
+                [a + b for a, b in zip(sums, alone, strict=True)],
+                [c.weight_grad for c in costs],
+                1,
+            ),
+        }
+        plans["recompute_ns"] = plans["forward_ns"]
+        self.exposed: dict[str, dict[str, int]] = {}
+        self.begun: dict[str, int] = {}
+        for kind, (times, seconds, way) in plans.items():
+            ns = [round(each.median * NS) for each in seconds]
+            moved = [count * wire[name] for count, name in zip(times, names, strict=True)]
+            near = [ns[k + way] if 0 <= k + way < len(ns) else 0 for k in range(len(ns))]
+            rows = zip(names, moved, near, strict=True)
+            self.exposed[kind] = {name: max(0, size - hidden) for name, size, hidden in rows}
+            self.begun[kind] = max(moved)
+
+    def _gradients(self, layers: Sequence[str]) -> int:
+        used = {name for layer in layers for name in self.profile.graph.layer[layer].parameters}
+        return sum(row.bytes for row in self.profile.graph.trained if row.name in used)
+
+    def _half(self, size: int) -> int:
+        slots = [Slot(node, 0) for node in range(self.shared.ranks)]
+        ns = sum_s(self.cluster, spread(self.cluster, slots), size) * NS if size else 0.0
+        return (ceil(ns - 1e-6) + 1) // 2
+
+    def added(self, times: StageTimes, layers: Sequence[str], done: int, holders: int) -> StageTimes:
+        graph, columns = self.profile.graph, holders // self.shared.ranks
+        parts = -(-self._gradients(layers) // 1) / self.shared.ranks
+        slots = [Slot(node, 0) for node in range(columns)]
+        sync = sum_s(self.cluster, spread(self.cluster, slots), parts) * NS if columns > 1 and parts else 0.0  # type: ignore[arg-type]
+        used = {name for layer in layers for name in graph.layer[layer].parameters}
+        elements = sum(prod(row.shape) for row in graph.trained if row.name in used)
+        rate = self.profile.optimizer.seconds_per_parameter.median
+        handed = self._half(self._gradients(layers)) if self.shared.what == "gradients" else 0
+        more = {
+            kind: getattr(times, kind) + sum(by_layer[name] for name in layers) + self.begun[kind]
+            for kind, by_layer in self.exposed.items()
+        }
+        more["recompute_ns"] = (
+            times.recompute_ns
+            + sum(self.exposed["recompute_ns"][name] for name in layers[:done])
+            + self.begun["recompute_ns"]
+        )
+        return times.model_copy(
+            update=more
+            | {
+                "sync_ns": ceil(sync - 1e-6),
+                "step_ns": ceil(ceil(elements / self.shared.ranks) * rate * NS - 1e-6) + handed,
+            }
+        )
 
 
 def _gathered_s(profile: Profile, layer: str) -> float:
@@ -300,7 +399,7 @@ def _done_again(
     key: CostKey,
     stages: Sequence[Sequence[str]],
     schedule: Schedule,
-    share: int,
+    shared: Shared,
     replicas: int,
     ranks: int,
 ) -> list[int] | None:
@@ -310,17 +409,19 @@ def _done_again(
     again = {action.stage for order in schedule.orders for action in order if action.kind is Kind.R}
     copies = copies_of_statistics(replicas * len(schedule.place), recompute=bool(again))
     losses = losses_held(schedule)
-    state = [known.state(layers, key, share, losses, copies) for layers in stages]
+    state = [known.state(layers, key, shared, losses, copies) for layers in stages]
     chosen = [len(layers) if stage in again else 0 for stage, layers in enumerate(stages)]
     alone = ranks == 1 and len(schedule.place) == 1 and schedule.stages == schedule.workers
     for stage in again if alone else ():
         options = [[*chosen[:stage], done, *chosen[stage + 1 :]] for done in range(1, len(stages[stage]) + 1)]
         worker = schedule.place[0][stage]
-        fitting = [o for o in options if worker not in _full(known, cluster, key, stages, schedule, state, o)]
+        fitting = [
+            o for o in options if worker not in _full(known, cluster, key, stages, schedule, state, o, shared)
+        ]
         if not fitting:
             return None
         chosen = min(fitting, key=lambda option: _forward_s(profile, key, stages[stage][: option[stage]]))
-    return None if _full(known, cluster, key, stages, schedule, state, chosen) else chosen
+    return None if _full(known, cluster, key, stages, schedule, state, chosen, shared) else chosen
 
 
 def _forward_s(profile: Profile, key: CostKey, layers: Sequence[str]) -> float:
@@ -328,15 +429,20 @@ def _forward_s(profile: Profile, key: CostKey, layers: Sequence[str]) -> float:
 
 
 def _state(
-    profile: Profile, key: CostKey, layers: Sequence[str], share: int, losses: int, copies: int
+    profile: Profile, key: CostKey, layers: Sequence[str], shared: Shared, losses: int, copies: int
 ) -> int:
     graph = profile.graph
     used = {name for layer in layers for name in graph.layer[layer].parameters}
     weights = [graph.parameter[name] for name in used]
     trained = [p for p in weights if p.trainable]
     stay = {p.name: profile.kept.counts.get(p.name, prod(p.shape)) for p in trained}
-    elements = _most_elements([*stay.values()], share)
-    total = sum(p.bytes for p in weights) + sum(stay[p.name] * p.bytes // prod(p.shape) for p in trained)
+    elements = _most_elements([*stay.values()], shared.ranks)
+    gradients = sum(stay[p.name] * p.bytes // prod(p.shape) for p in trained)
+    parted = 0
+    if shared.by_element is not None:
+        elements = ceil(sum(stay.values()) / shared.ranks)
+        parted = (gradients - ceil(gradients / shared.ranks)) * (2 if shared.what == "parameters" else 1)
+    total = sum(p.bytes for p in weights) + gradients - parted
     pruned = [p for p in trained if p.name in profile.kept.counts]
     total += sum(stay[p.name] * (p.bytes // prod(p.shape) + 4) for p in pruned)
     kept = elements * profile.optimizer.state_bytes_per_parameter
@@ -353,9 +459,12 @@ def _full(
     schedule: Schedule,
     state: Sequence[int],
     done: Sequence[int],
+    shared: Shared,
 ) -> set[int]:
     """The workers that lack memory."""
-    table = weights([known.bytes(layers, key, count) for layers, count in zip(stages, done, strict=True)])
+    table = weights(
+        [known.bytes(layers, key, count, shared) for layers, count in zip(stages, done, strict=True)]
+    )
     found = set()
     for worker, own in enumerate(known.spans(schedule)):
         fixed = sum(state[s] for row in schedule.place for s, w in enumerate(row) if w == worker)

@@ -67,6 +67,25 @@ def pruned(seed: int) -> Case:
     return replace(given, profile=costs)
 
 
+def shared(seed: int) -> Case:
+    """Questions as `case` asks them, where replicas may share gradients or parameters: on links as fast as layers need
+    them, and in memory in which a plan fits only where they do."""
+    rng, given = random.Random(f"{seed}/shared"), case(seed)
+    optimizer = replace(given.profile.optimizer, by_element=True)
+    return replace(
+        given,
+        profile=replace(given.profile, optimizer=optimizer),
+        cluster=cluster(
+            rng.choice([2, 2, 3, 4]),
+            latency_s=rng.choice([1e-9, 5e-8]),
+            memory=rng.choice([1 << 40, 400_000, 200_000, 120_000, 80_000]),
+            bandwidth=rng.choice([1e10, 1e11, 1e12]),
+        ),
+        batch=rng.choice([2, 3, 4, 6]),
+        update=rng.choice(["barrier", "barrier", "barrier", "rolling"]),
+    )
+
+
 RATES = ("gather_seconds_per_parameter", "scatter_seconds_per_parameter")
 SEVERAL = ("zb-v", "interleaved", "chimera", "chimera-zb", "wave", "v-half", "v-min", "dualpipe-v", "overlap")
 

@@ -75,13 +75,20 @@ def test_what_is_asked_for_is_planned_and_held() -> None:
 
 def test_a_model_that_fits_only_in_parts_is_planned_in_parts() -> None:
     state = 8 * 8 * MIB
-    assert planned(5 * state, DATA).stages[0].shard is None
     tight = planned(int(1.6 * state), DATA)
     assert tight.stages[0].shard == StageShard(what="parameters")
     with pytest.raises(Infeasible):
         planned(int(1.6 * state), DATA | {"shard": True})
     with pytest.raises(Infeasible):
         planned(int(1.6 * state), DATA, costs(by_element=False))
+
+
+def test_a_free_answer_is_no_slower_than_any_sharing_that_may_be_asked_for() -> None:
+    state = 8 * 8 * MIB
+    free = planned(5 * state, {})
+    assert free.certificate is not None and free.certificate.bound_ns == free.prediction.step_ns
+    for asked in (False, True, "gradients", "parameters", "gradients:2", "parameters:2"):
+        assert free.prediction.step_ns <= planned(5 * state, {"shard": asked}).prediction.step_ns
 
 
 def test_an_old_profile_plans_as_it_did() -> None:

@@ -18,12 +18,20 @@ from tests.planner.milp.random_cases import (
     in_own_order,
     low_limits,
     pruned,
+    shared,
     unasked,
 )
 
 FAMILIES = ("1f1b", "gpipe", "chimera", "zb-h1", "zb-v", "interleaved", "chimera-zb", "wave", "v-min")
-SEEDS, PACKED, UNASKED, BRANCHED, PRUNED = 24, 8, 6, 12, 10  # `benchmarks.oracle` asks two thousand
-SOLVED, PACKED_SOLVED = 40, 16  # without the search over every cut
+SEEDS, PACKED, UNASKED, BRANCHED, PRUNED, SHARED = (
+    24,
+    8,
+    6,
+    12,
+    10,
+    12,
+)  # `benchmarks.oracle` asks two thousand
+SOLVED, PACKED_SOLVED, SHARED_SOLVED = 40, 16, 24  # without the search over every cut
 
 
 def small(seed: int) -> Case:
@@ -46,6 +54,18 @@ def test_no_plan_of_a_pruned_model_is_faster_and_each_one_holds(seed: int) -> No
     plan = answer(given)
     assert differences(given, plan) == []
     assert plan is None or (plan.kept is not None) == bool(given.profile.kept.counts)
+
+
+@pytest.mark.parametrize("seed", numbers(SHARED))
+def test_no_sharing_of_gradients_or_parameters_is_faster_than_the_plan(seed: int) -> None:
+    given = shared(seed)
+    assert differences(given, answer(given)) == []
+
+
+def test_replicas_share_by_element_in_some_of_these_cases_and_in_others_not() -> None:
+    plans = [plan for plan in map(answer, map(shared, range(SHARED_SOLVED))) if plan is not None]
+    held = {stage.shard.what if stage.shard else "" for plan in plans for stage in plan.stages}
+    assert held == {"", "gradients", "parameters"}
 
 
 @cache
