@@ -68,6 +68,7 @@ ORDER = (
     "runtime.sums",
     "runtime.update",
     "runtime.kept",
+    "runtime.store",
     "runtime.sharding",
     "runtime.checkpoint",
     "runtime.rank",
@@ -118,6 +119,7 @@ LATER_ROOMS = (
     "runtime.layout",
     "runtime.loop",
     "runtime.sharding",
+    "runtime.store",
     "runtime.sums",
     "runtime.trackers",
 )

@@ -150,7 +150,7 @@ class KeptWeights(Part):
 
 
 class SampleReading(Part):
-    """What the samples of a step take to be read, and where they are kept."""
+    """The cost of reading samples, and the place where they are kept."""
 
     sample_ns: Natural = Field(default=0, description="of one reader, for one sample; 0: not measured")
     sample_bytes: Natural = Field(default=0, description="of one sample as tensors")

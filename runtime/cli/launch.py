@@ -95,6 +95,7 @@ def _settings(given: LaunchOptions, plan: Plan, folder: Path, backend: Backend) 
     settings = given.named("seed", "rendezvous", "clip_norm", "clip_by", *LOOP, *DATA, *KEPT)
     settings["device"] = _device(given, plan, backend)
     settings["data_workers"] = _workers(given.data_workers)
+    settings |= _store(given.store)
     settings["copies"] = runs.place(given.copies)
     if given.restarts is not None:
         settings["restarts"] = given.restarts
@@ -132,6 +133,16 @@ def _workers(text: str) -> int | None:
     if not text.isdecimal():
         raise BadInput(f"'{text}' readers", where="--data-workers", allowed="a whole number, or auto")
     return int(text)
+
+
+def _store(text: str | None) -> dict[str, Any]:
+    """Returns where samples are kept; nothing where the plan says it."""
+    name, colon, steps = (text or "").partition(":")
+    if text is None or text == "none":
+        return {} if text is None else {"store": "none"}
+    if name != "ram" or (colon and not (steps.isdecimal() and int(steps))):
+        raise BadInput(f"there is no store '{text}'", where="--store", allowed="ram, ram:STEPS, none")
+    return {"store": "ram", "store_steps": int(steps or 0)}
 
 
 def _printed(given: LaunchOptions, plan: Plan, folder: Path) -> None:

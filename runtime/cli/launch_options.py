@@ -80,6 +80,12 @@ class LaunchOptions:
     pin_memory: Annotated[
         bool | None, typer.Option("--pin-memory/--no-pin-memory", help="of batches; by default under cuda")
     ] = None
+    store: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ram[:STEPS]|none", help="keep samples in the nodes' memory, in windows of STEPS"
+        ),
+    ] = None
     samples: Annotated[
         Path | None, typer.Option(metavar="FILE", help="train on these alone: an index from `dedup`")
     ] = None

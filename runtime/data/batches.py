@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
+from itertools import count, repeat
 
 import torch
 from torch import Tensor
@@ -22,50 +22,23 @@ from planner.model import ModelGraph
 from planner.workload import Workload, where_raised
 from runtime.data.regions import Needed, Region, Rows, check_shapes, part_of, settled
 from runtime.data.stream import (
+    ByPosition,
     Flowing,
     Pass,
     Read,
     Stream,
+    Synthetic,
     length_of,
     mix,
     passes,
     reseed,
-    seeded,
     spared,
     stream_of,
 )
 
 Sample = object
+Keeper = Callable[[object, Region, "Wanted", Stream, int], ByPosition | None]
 Pair = tuple[object, object]
-
-
-class Synthetic(Dataset[Sample]):
-    """A dataset for workloads without one: each sample is the workload's batch of one, under the seed of who asks."""
-
-    def __init__(self, workload: Workload, seed: int) -> None:
-        self._workload = workload
-        with seeded(mix(seed, 0)):
-            one, two = (pytree.tree_leaves(workload.batch(n)) for n in (1, 2))
-        self._dims = [_growing_dim(a, b) for a, b in zip(one, two, strict=True)]
-
-    def __getitem__(self, index: int) -> Sample:
-        return self._workload.batch(1)
-
-    def join(self, samples: list[Sample]) -> Pair:
-        """Joins batches of one into a batch, leaf by leaf; what does not grow with the batch is the first sample's."""
-        leaves = zip(*(pytree.tree_leaves(sample) for sample in samples), strict=True)
-        joined = [
-            parts[0] if dim is None else torch.cat(parts, dim)
-            for parts, dim in zip(leaves, self._dims, strict=True)
-        ]
-        inputs, targets = pytree.tree_unflatten(joined, pytree.tree_structure(samples[0]))
-        return inputs, targets
-
-
-def _growing_dim(one: object, two: object) -> int | None:
-    if not isinstance(one, Tensor) or not isinstance(two, Tensor):
-        return None
-    return next((d for d in range(one.ndim) if one.shape[d] != two.shape[d]), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,16 +64,18 @@ class Drawn(Dataset[Sample]):
         self.data, self._seed = data, seed
         self.region = region if getattr(data, "regions", False) is True else ()
 
-    def _at(self, position: int, asked: object) -> Sample:
-        return self.data.at(position) if isinstance(self.data, Flowing) else self.data[asked]  # type: ignore[index]
+    def _at(self, position: int, index: int) -> Sample:
+        if isinstance(self.data, ByPosition):
+            return self.data.at(position, index)
+        asked = (index, tuple(slice(*rows) for rows in self.region)) if self.region else index
+        return self.data[asked]  # type: ignore[index]
 
     def __getitem__(self, drawn: tuple[int, int]) -> Read:
         """Returns a sample, drawn under the seed of its position; whoever asks puts the generators back."""
         position, index = drawn
-        asked = (index, tuple(slice(*rows) for rows in self.region)) if self.region else index
         reseed(seed := mix(self._seed, position))
         try:
-            return Read(seed, index, self._at(position, asked))
+            return Read(seed, index, self._at(position, index))
         except ShardwrightError:
             raise
         except Exception as error:
@@ -180,6 +155,7 @@ class Batches:
             an epoch with its last whole step. `evaluated` is a dataset to go over once instead of the workload's.
         """
         self._graph, self._collate = graph, workload.collate
+        self._keeper: Keeper | None = None
         self._wanted, self._values_of, self._pinned, self._workers = wanted, values_of, pinned, workers
         if evaluated is not None:
             length = length_of(evaluated, workload.where, "the dataset that is evaluated")
@@ -208,18 +184,41 @@ class Batches:
         Args: `first_sample` is the position in the stream at which the run stands.
         Yields: {micro-batch: {Value: tensor on the host}}; empty for a rank that reads nothing.
         """
+        if self._wanted.micros and self._data.region and self._graph is not None:
+            self._data = self._settled(next(self._indices(first_sample)), self._graph, self._wanted.micro)
+        kept = self._opened(first_sample)
         while not self._wanted.micros:
             yield {}
-        if self._data.region and self._graph is not None:
-            self._data = self._settled(next(self._indices(first_sample)), self._graph, self._wanted.micro)
         pairs = iter(self._loader(self._data, self._indices(first_sample), self._workers))
         micro = self._wanted.micro
-        while True:
-            with spared():
-                step: dict[int, Mapping[str, Tensor]] = {
-                    number: self._named(*next(pairs), micro=micro) for number in self._wanted.micros
-                }
-            yield step
+        try:
+            for number in count():
+                kept.reach(first_sample + number * self._wanted.step_samples)
+                with spared():
+                    step: dict[int, Mapping[str, Tensor]] = {
+                        number: self._named(*next(pairs), micro=micro) for number in self._wanted.micros
+                    }
+                yield step
+        finally:
+            kept.leave()
+
+    def keep(self, keeper: Keeper) -> None:
+        """Has the samples of a training kept in memory.
+
+        Args: `keeper` takes the dataset, the region that it is asked for, what this rank wants, the stream and the
+            position at which the run stands. It returns what is read in the dataset's place.
+        """
+        self._keeper = keeper
+
+    def _opened(self, first_sample: int) -> ByPosition:
+        """Opens what is read in the place of the dataset; ranks that read nothing take part."""
+        if self._keeper is None:
+            return ByPosition()
+        data = self._data
+        kept = self._keeper(data.data, data.region, self._wanted, self.stream, first_sample)
+        if kept is not None:
+            self._data = Drawn(kept, self.stream.seed, data.region)
+        return kept or ByPosition()
 
     def once(self) -> Iterator[tuple[Pass, dict[int, Mapping[str, Tensor]]]]:
         """Yields the passes of one evaluation, in which every sample counts once.

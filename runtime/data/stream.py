@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset
 
 from planner.errors import BadInput
@@ -64,6 +65,10 @@ class Stream:
         if self.sampler is None:
             return int(permutation(self.seed, epoch, self.length)[place])
         return int(self._sampled(epoch)[place])
+
+    def span(self, first: int, end: int) -> list[int]:
+        """Returns the indices of the samples at some positions, the last one excluded."""
+        return [self.index(position) for position in range(first, end)]
 
     def _sampled(self, epoch: int) -> Sequence[int]:
         """Returns the indices that the user's sampler gives for an epoch; the last two are kept."""
@@ -186,7 +191,21 @@ class Read(NamedTuple):
     sample: object
 
 
-class Flowing(Dataset[object]):
+class ByPosition:
+    """Samples that are asked for by their position in the stream."""
+
+    def at(self, position: int, index: int) -> object:
+        """Returns the sample at a position of the stream, whose index that is, drawn under the seed that is set."""
+        raise NotImplementedError
+
+    def reach(self, position: int) -> None:
+        """Says that the step at a position of the stream begins."""
+
+    def leave(self) -> None:
+        """Says that no more steps come."""
+
+
+class Flowing(Dataset[object], ByPosition):
     """An IterableDataset as ranks read it: each reads every sample from the start of an epoch, and keeps its own.
 
     A run that goes on in the middle of an epoch reads what lies before without training on it.
@@ -198,7 +217,7 @@ class Flowing(Dataset[object]):
         self._epoch = -1
         self._samples: Iterator[object] = iter(())
 
-    def at(self, position: int) -> object:
+    def at(self, position: int, index: int) -> object:
         """Returns the sample at a position of the stream, read under its seed.
 
         Raises: BadInput where the dataset ends before the length that it states.
@@ -226,6 +245,35 @@ class Flowing(Dataset[object]):
         reseed(mix(self._stream.seed, first))
         self._samples = iter(self._data)
         self._at, self._epoch = first, epoch
+
+
+class Synthetic(Dataset[object]):
+    """A dataset for workloads without one: each sample is the workload's batch of one, under the seed of who asks."""
+
+    def __init__(self, workload: Workload, seed: int) -> None:
+        self._workload = workload
+        with seeded(mix(seed, 0)):
+            one, two = (pytree.tree_leaves(workload.batch(n)) for n in (1, 2))
+        self._dims = [_growing_dim(a, b) for a, b in zip(one, two, strict=True)]
+
+    def __getitem__(self, index: int) -> object:
+        return self._workload.batch(1)
+
+    def join(self, samples: list[object]) -> tuple[object, object]:
+        """Joins batches of one into a batch, leaf by leaf; what does not grow with the batch is the first sample's."""
+        leaves = zip(*(pytree.tree_leaves(sample) for sample in samples), strict=True)
+        joined = [
+            parts[0] if dim is None else torch.cat(parts, dim)
+            for parts, dim in zip(leaves, self._dims, strict=True)
+        ]
+        inputs, targets = pytree.tree_unflatten(joined, pytree.tree_structure(samples[0]))
+        return inputs, targets
+
+
+def _growing_dim(one: object, two: object) -> int | None:
+    if not isinstance(one, Tensor) or not isinstance(two, Tensor):
+        return None
+    return next((d for d in range(one.ndim) if one.shape[d] != two.shape[d]), None)
 
 
 class Pass(NamedTuple):

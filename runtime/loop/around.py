@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 from functools import cached_property
@@ -12,7 +13,7 @@ from planner.errors import BadInput
 from planner.plan import readers
 from planner.workload import Workload, evaluable
 from runtime.checkpoint import Checkpoint
-from runtime.data import Batches
+from runtime.data import Batches, Region, Stream, Wanted
 from runtime.execute import Pulse
 from runtime.loop.callbacks import Callbacks, Happened
 from runtime.loop.evaluate import Watch, evaluate, told_by_all
@@ -27,7 +28,9 @@ from runtime.runfolder import (
     is_secondary,
     mean_loss,
     write_evaluation,
+    write_whole,
 )
+from runtime.store import Store, StoreAsked
 
 
 def cores_of_rank(ranks: int) -> int:
@@ -48,14 +51,17 @@ class Around:
         self._rank, self._workload, self._captured = rank, workload, captured
         self._job, self._paths, self._pulse = job, paths, pulse
         self.callbacks = Callbacks(workload, rank.world)
-        self.watch = Watch.of(job.best_by, job.patience)
+        self.watch, self._done = Watch.of(job.best_by, job.patience), 0
         self.samples = self.batches()
+        if job.store == "ram":
+            self.samples.keep(self._keeper)
 
     def resume(self, start: Checkpoint) -> None:
         """Goes on from a checkpoint.
 
         Raises: BadInput where epochs had another number of samples before it, so that its place would be wrong.
         """
+        self._done = start.facts.step
         self.watch.resume(start.facts.extra)
         before, now = start.facts.extra.get("epoch_samples"), self._epoch.get("epoch_samples")
         if before is not None and now is not None and before != now:
@@ -64,6 +70,21 @@ class Around:
                 where=str(start.folder),
                 allowed="the same dataset and sampler; under drop_last a batch that leaves the same epoch",
             )
+
+    def _keeper(
+        self, data: object, region: Region, wanted: Wanted, stream: Stream, first_sample: int
+    ) -> Store | None:
+        rank, file = self._rank, self._paths.rank_store(self._rank.world.rank)
+        asked = StoreAsked(
+            world=rank.world,
+            node=rank.mesh.by_rank[rank.world.rank].node,
+            micros=rank.plan.batch.micros,
+            steps=self._job.store_steps,
+            ends=first_sample + (self._job.steps - self._done) * wanted.step_samples,
+            beat=self._pulse.beat,
+            tell=lambda told: write_whole(file, json.dumps(told)),
+        )
+        return asked.open(data, region, wanted, stream, first_sample)
 
     @property
     def readers(self) -> int:

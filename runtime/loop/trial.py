@@ -21,6 +21,7 @@ from runtime.data import Batches, Wanted, seeded
 from runtime.dedup import index_digest
 from runtime.loop.evaluate import Watch, unserved
 from runtime.runfolder import Job
+from runtime.store import refuse_unstorable
 
 
 def try_samples(plan: Plan, workload: Workload, captured: Captured, job: Job) -> str:
@@ -29,6 +30,8 @@ def try_samples(plan: Plan, workload: Workload, captured: Captured, job: Job) ->
     Returns: words about a dataset that is shorter than a step; empty for any other.
     Raises: BadInput with the user's line, where a dataset cannot be opened, or its samples make no batch for the model.
     """
+    if job.store == "ram":
+        refuse_unstorable(workload.dataset())
     batches = _opened(plan, workload, captured, job)
     if not batches.by_region:  # such a sample may be larger than the memory of this machine
         next(batches.steps(0))

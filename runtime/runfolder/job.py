@@ -43,6 +43,8 @@ class Job:
     data_workers: int | None = 0  # processes of a rank that read samples; None: as many as hide it
     pin_memory: bool | None = None  # of batches on the host; by default where the device is cuda
     samples: str = ""  # an index file of the samples to train on; all when empty
+    store: Literal["none", "ram"] = "none"  # where samples are kept: ram is the memory of the nodes
+    store_steps: int = 0  # of a window of the store; 0: as many as the memory has room for
     drop_last: bool = False  # whether an epoch ends with its last whole step
     device: Literal["cpu", "cuda"] = "cpu"
     deadline_s: float = 60.0  # without any progress of a rank
@@ -74,6 +76,7 @@ _WHOLE = {  # the least and the most
     "threads": (1, 4096),
     "memory_step": (0, MOST),
     "data_workers": (0, MOST_READERS),
+    "store_steps": (0, MOST),
     "restarts": (0, 10**6),
     "generation": (0, MOST),
 }
@@ -109,7 +112,7 @@ def check(job: Job) -> Job:
     if not job.eval_every and (job.patience or job.keep_best):
         wrong_name = "patience" if job.patience else "keep_best"
         raise BadInput(f"{wrong_name} without evaluations", where="launch", allowed="eval_every, too")
-    for name in ("content", "device", "clip_by"):
+    for name in ("content", "device", "clip_by", "store"):
         allowed = get_args(get_type_hints(Job)[name])
         if getattr(job, name) not in allowed:
             raise BadInput(f"{name} is {getattr(job, name)!r}", where="launch", allowed=", ".join(allowed))

@@ -206,6 +206,10 @@ class Paths:
         """Returns the file with the memory that a rank's process held before its training, and at most."""
         return self.root / "metrics" / f"resident-{rank:05d}.json"
 
+    def rank_store(self, rank: int) -> Path:
+        """Returns the file with what a rank has read and received for the store of its node."""
+        return self.root / "metrics" / f"store-{rank:05d}.json"
+
     def all_metrics(self) -> list[Path]:
         """Returns the metrics files of all ranks that the run ever had."""
         return sorted((self.root / "metrics").glob("*.jsonl"))

@@ -53,6 +53,8 @@ def job_of(plan: Plan, steps: int, settings: dict[str, object]) -> Job:
         raise BadInput(f"no setting '{unknown[0]}'", where="launch", allowed=", ".join(sorted(known)))
     if settings.get("data_workers") == "auto":
         settings = settings | {"data_workers": None}
+    if plan.data is not None and plan.data.store == "ram":
+        settings = {"store": "ram", **settings}
     first = COMPILE_DEADLINE_S if plan.execution == "compiled" else START_DEADLINE_S
     deadline = max(first, STEPS_A_DEADLINE * awaited_ns(plan, 0) * 1e-9)
     return check(replace(Job(steps=steps, deadline_s=deadline), **settings))  # type: ignore[arg-type]

@@ -76,16 +76,16 @@ def test_an_iterable_dataset_is_read_in_its_own_order_and_from_the_start_of_the_
     data = Counting(4, 4)
     stream = Stream(seed=0, length=4, in_order=True)
     flowing = Flowing(data, stream)
-    assert [flowing.at(i) for i in (0, 1, 3, 4, 6)] == [(0, 0), (0, 1), (0, 3), (1, 0), (1, 2)]
+    assert [flowing.at(i, i % 4) for i in (0, 1, 3, 4, 6)] == [(0, 0), (0, 1), (0, 3), (1, 0), (1, 2)]
     assert data.read == 7
     again = Flowing(data, stream)
-    assert again.at(6) == (1, 2) and data.read == 10
+    assert again.at(6, 2) == (1, 2) and data.read == 10
 
 
 def test_an_iterable_dataset_that_ends_before_its_length_is_refused() -> None:
     flowing = Flowing(Counting(4, 2), Stream(seed=0, length=4, in_order=True))
     with pytest.raises(BadInput, match="ends after 2 samples, and its length is 4"):
-        flowing.at(3)
+        flowing.at(3, 3)
 
 
 @pytest.mark.parametrize("length", [1, 5, 8, 13, 16, 23])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -218,3 +219,27 @@ def test_a_dataset_that_reads_no_parts_is_read_whole_and_cut(pool: Pool, volumes
     )
     assert shared.losses == pytest.approx(alone.losses, rel=1e-12)
     assert regions(asked(volumes)) == {json.dumps([WHOLE] * 3)}
+
+
+def test_slabs_are_kept_and_exchanged_among_ranks_of_one_place(pool: Pool, volumes: Path) -> None:
+    arguments = {"folder": str(volumes), "halves": "True"}
+    two = plan_of(RECORDED, {0: (2,)}, 2, arguments=arguments, micros=1, workers=1, data=2)
+    places = [place.model_copy(update={"node": place.data}) for place in two.places]
+    two = two.model_copy(update={"places": tuple(places)})
+    read = run(pool, two, volumes / "read", steps=3, compare_holders=False)
+    for file in volumes.glob("asked-*.jsonl"):
+        file.unlink()
+    kept = run(pool, two, volumes / "kept", steps=3, compare_holders=False, store="ram", store_steps=1)
+    assert kept.losses == read.losses
+    (volumes / f"asked-{os.getpid()}.jsonl").unlink()  # of the launcher
+    rows = asked(volumes, COMPARED)
+    upper, lower = json.dumps([[0, 4], WHOLE, WHOLE]), json.dumps([[4, 9], WHOLE, WHOLE])
+    assert regions(rows) == {upper, lower}
+    for half in (upper, lower):
+        own = [row["index"] for row in rows if json.dumps(row["region"]) == half]
+        assert sorted(map(str, own)) == list(map(str, range(SAMPLES)))
+
+
+def test_slabs_with_noise_are_refused_without_two_halves(pool: Pool, volumes: Path) -> None:
+    with pytest.raises(RuntimeError, match="sample 0 draws random numbers when it is read"):
+        run(pool, plan(volumes, {0: (2,)}, 2), volumes / "kept", steps=1, store="ram")

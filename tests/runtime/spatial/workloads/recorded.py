@@ -53,9 +53,11 @@ class Volumes:
         return SAMPLES
 
     def __getitem__(self, key: object) -> tuple[Tensor, Tensor]:
+        return self.read(key, float(torch.rand(())) + random.random() + float(np.random.rand()))
+
+    def read(self, key: object, factor: float) -> tuple[Tensor, Tensor]:
         i, region = key if isinstance(key, tuple) else (key, (slice(0, SIDE),) * 3)
         assert isinstance(i, int) and isinstance(region, tuple)
-        factor = float(torch.rand(())) + random.random() + float(np.random.rand())
         row = {"index": i, "region": [[s.start, s.stop] for s in region], "factor": factor}
         with (self.folder / f"asked-{os.getpid()}.jsonl").open("a") as file:
             file.write(json.dumps(row) + "\n")
@@ -66,5 +68,18 @@ class Volumes:
         return volume * factor, labels.long()
 
 
-def dataset(folder: str = "", labels: str = "parts") -> object:
-    return Volumes(folder, labels)
+class Halves(Volumes):
+    """Draws when a sample is finished."""
+
+    def raw(self, key: object) -> tuple[Tensor, Tensor]:
+        return self.read(key, 1.0)
+
+    def finish(self, raw: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return raw[0] * float(torch.rand(())), raw[1]
+
+    def __getitem__(self, key: object) -> tuple[Tensor, Tensor]:
+        return self.finish(self.raw(key))
+
+
+def dataset(folder: str = "", labels: str = "parts", halves: bool = False) -> object:
+    return (Halves if halves else Volumes)(folder, labels)
