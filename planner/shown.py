@@ -172,6 +172,7 @@ VIEWS: dict[Face, dict[str, str]] = {
         "runtime.launch.handle:Handle": "planner.show.figures:of_handle",
     },
     "data": {
+        "planner.plan.plan:Plan": "planner.show.plain:plan_data",
         "planner.explore.explanation:Explanation": "planner.show.explanation:explanation_dict",
         "planner.explore.frontier:Frontier": "planner.show.sweeps:frontier_data",
         "planner.explore.scaling:Sweep": "planner.show.sweeps:sweep_data",

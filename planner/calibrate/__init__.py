@@ -6,8 +6,7 @@ order. Start reading at `fit.py` (runs to corrections), then `lines.py` (lines t
 """
 
 from planner.calibrate.fit import Observation, fit
-from planner.calibrate.lines import with_corrections
-from planner.calibrate.refine import refined
+from planner.calibrate.refine import refined, with_corrections
 
 __all__ = [
     "Observation",

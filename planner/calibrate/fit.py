@@ -16,9 +16,7 @@ from itertools import pairwise, zip_longest
 from statistics import fmean, median, quantiles
 from typing import Literal, NamedTuple
 
-from planner.calibrate import lines
-from planner.calibrate.lines import Sample, line_through
-from planner.calibrate.refine import nominal_plan, repredicted
+from planner.calibrate.refine import Sample, line_through, nominal_plan, repredicted, surplus
 from planner.cluster import Correction, Corrections
 from planner.errors import BadInput
 from planner.plan import Plan, coordinates, rank_of, world_size
@@ -146,7 +144,7 @@ def _fit(runs: Sequence[Observation], step_spread: float) -> Corrections:
         ),
         hop=_line([sample for run in runs for sample in _hops(run)]),
         sum=_line([sample for run in runs for sample in _sums(run)]),
-        memory=lines.surplus([(run.plan, run.timeline) for run in runs]),
+        memory=surplus([(run.plan, run.timeline) for run in runs]),
         step_spread=step_spread,
         rests_on=tuple(run.name for run in runs),
     )

@@ -2,19 +2,23 @@
 have.
 
 Takes corrections out of a plan's times or puts them in, and predicts again; decisions stay as they are.
+
+Fits lines through what was planned and what was measured, in any unit; also the peaks of devices beside their
+plans.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import ceil, floor
 from statistics import median
+from typing import NamedTuple
 
 from planner.arrays import NS_PER_S
-from planner.cluster import Correction, Corrections
+from planner.cluster import Cluster, Correction, Corrections, MemoryCorrection, NodeGroup, with_node_groups
 from planner.errors import BadInput
-from planner.plan import Hop, Plan, StageTimes
+from planner.plan import Hop, Plan, StageTimes, coordinates
 from planner.schedule import Kind, Overlap, Schedule, generate, overlap_of, overlapped, with_recompute
 from planner.simulate import best_overlap, period_of_plan
 from planner.timeline import COLLECTIVE, WARM_UP_STEPS, Timeline, decode
@@ -192,3 +196,85 @@ def _hop(plan: Plan, hop: Hop, by: Corrections, change: _Change) -> Hop:
     """Returns the hop with its time changed; between stages of one worker nothing travels."""
     apart = any(row[hop.sender] != row[hop.receiver] for row in plan.schedule.place)
     return hop.model_copy(update={"ns": change(by.hop, hop.ns)}) if apart and hop.bytes else hop
+
+
+def surplus(runs: Sequence[tuple[Plan, Timeline]]) -> MemoryCorrection | None:
+    """Returns what devices hold beyond their plans, from the fullest rank of each run that measured its memory.
+
+    Args: `runs` are plans with the timelines of their runs.
+    Returns: a correction whose spread no run exceeded, or None where no run measured its memory.
+    """
+    samples = [sample for plan, timeline in runs if (sample := _fullest(plan, timeline)) is not None]
+    if not samples:
+        return None
+    start, factor = line_through(samples, proportional=True)
+    most = max(sample.measured / (start + factor * sample.planned) for sample in samples)
+    return MemoryCorrection(
+        start_bytes=round(start),
+        factor=float(f"{factor:.4g}"),
+        spread=float(f"{max(0.0, most - 1):.3g}"),
+        samples=len(samples),
+    )
+
+
+def _fullest(plan: Plan, timeline: Timeline) -> Sample | None:
+    rows = []
+    for rank, peak in timeline.peak_bytes.items():
+        said = plan.prediction.memory[coordinates(plan.axes, rank).pipeline]
+        rows.append(Sample(said.total - said.margin, peak))
+    return max(rows, key=lambda row: row.measured, default=None)
+
+
+def with_corrections(cluster: Cluster, fitted: Corrections) -> Cluster:
+    """Returns the cluster with corrections, and with wider margins where devices held more than their plans said.
+
+    Args: `fitted` replaces the corrections that the cluster had.
+    """
+
+    def wider(group: NodeGroup) -> NodeGroup:
+        if fitted.memory is None:
+            return group
+        margin = group.capacity_bytes - fitted.memory.room_bytes(group.capacity_bytes)
+        return group.model_copy(
+            update={"margin_bytes": max(group.margin_bytes, min(margin, group.capacity_bytes - 1))}
+        )
+
+    nodes = tuple(map(wider, cluster.nodes))
+    return with_node_groups(cluster.model_copy(update={"fitted": fitted}), nodes)
+
+
+class Sample(NamedTuple):
+    """One stage's action, update or sum, one hop, or one peak of a run: as planned, and the mean of what was
+    measured.
+    """
+
+    planned: float
+    measured: float
+
+
+def line_through(samples: Sequence[Sample], proportional: bool) -> tuple[float, float]:
+    """Returns the start and the factor of the line `measured = start + factor * planned`; neither is negative.
+
+    Relative errors count, so that small sizes are heard.
+
+    Args: `proportional` puts what goes beyond the plan into the factor where sizes are too alike to tell.
+    """
+    sizes = [s.planned for s in samples if s.planned > 0]
+    if len(sizes) < 3 or max(sizes) < 2 * min(sizes):
+        return _by_the_middle(samples, proportional)
+    weights = [1 / max(s.measured, 1.0) ** 2 for s in samples]
+    total = sum(weights)
+    x = sum(w * s.planned for w, s in zip(weights, samples, strict=True)) / total
+    y = sum(w * s.measured for w, s in zip(weights, samples, strict=True)) / total
+    over = sum(w * (s.planned - x) * (s.measured - y) for w, s in zip(weights, samples, strict=True))
+    slope = over / sum(w * (s.planned - x) ** 2 for w, s in zip(weights, samples, strict=True))
+    if slope <= 0 or y - slope * x < 0:
+        return _by_the_middle(samples, proportional)
+    return y - slope * x, slope
+
+
+def _by_the_middle(samples: Sequence[Sample], proportional: bool) -> tuple[float, float]:
+    beyond = median(s.measured - s.planned for s in samples)
+    if beyond >= 0 and not proportional:
+        return beyond, 1.0
+    return 0.0, max(1e-3, median([s.measured / s.planned for s in samples if s.planned] or [1.0]))

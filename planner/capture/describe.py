@@ -19,7 +19,7 @@ from planner.capture.state_use import updates_of, use_of_states
 from planner.capture.traced_graph import OWNERS, SYNCHRONISED, Source
 from planner.errors import BadInput
 from planner.model import Buffer, Layer, ModelGraph, Parameter, Value
-from planner.spatial import SLIDING, to_text
+from planner.spatial import to_text
 
 
 class NotAffine(Exception):
@@ -70,15 +70,10 @@ class _Describer:
         return tuple(dict.fromkeys(self.names[self.layout.grouping.layer_of[x]] for x in found))
 
     def _operations(self) -> tuple[str, ...]:
-        """Returns the operations as text where a spatial split is possible.
-
-        It is where all sizes are known before the model runs, and some operation slides over space.
-        """
+        """Returns the operations as text, where all sizes are known before the model runs."""
         if any(map(unknown, self.probe.value.values())):
             return ()
-        operations = operations_of(self.layout)
-        slides = any(x.operation in SLIDING for x in operations)
-        return tuple(map(to_text, operations)) if slides else ()
+        return tuple(map(to_text, operations_of(self.layout)))
 
     def _loss_kind(self) -> Literal["mean", "sum_count"]:
         outputs = self.traced.outputs[: len(self.traced.outputs) - self.more]

@@ -20,7 +20,20 @@ from planner.capture.layers import FREE, ROOT
 from planner.capture.slices import Slicing
 from planner.capture.traced_graph import line_of
 from planner.errors import BadInput
-from planner.spatial import GETITEM, INPUT, NONE, OTHERWISE, STATE, TARGET, Given, Operation, Ref
+from planner.model import ModelGraph
+from planner.spatial import (
+    GETITEM,
+    INPUT,
+    NONE,
+    OTHERWISE,
+    STATE,
+    TARGET,
+    Given,
+    Operation,
+    Ref,
+    from_text,
+    to_text,
+)
 
 Target = OpOverload | Callable[..., Tensor]  # an operation of torch, or `average_batch_norm`
 
@@ -52,6 +65,24 @@ def operations_of(layout: Slicing) -> tuple[Operation, ...]:
             samples = samples_of(layout, node)
             found.append(replace(operation, name=names[node], arguments=arguments, samples=samples))
     return tuple(found)
+
+
+def with_names(model: ModelGraph, layout: Slicing) -> ModelGraph:
+    """Returns a model whose operations have the names of their nodes here, where its graph was made anew from data.
+
+    Args: `model` has them as they were captured, with the modules that they are written in.
+    Returns: a model without operations where the two do not match.
+    """
+    before = tuple(map(from_text, model.operations))
+    after = operations_of(layout) if before else ()
+    if [x.operation for x in before] != [x.operation for x in after]:
+        return replace(model, operations=())
+    names = {old.name: new.name for old, new in zip(before, after, strict=True)}
+    lines = []
+    for old in before:
+        arguments = {key: _renamed(value, names) for key, value in old.arguments.items()}
+        lines.append(to_text(replace(old, name=names[old.name], arguments=arguments)))
+    return replace(model, operations=tuple(lines))
 
 
 def check_sizes(layout: Slicing, nodes: Iterable[fx.Node]) -> None:

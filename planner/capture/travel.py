@@ -25,6 +25,7 @@ from planner.capture.export_workarounds import average_batch_norm
 from planner.capture.fake_run import after, probe
 from planner.capture.layers import Grouping
 from planner.capture.opaque import OpaqueLayer
+from planner.capture.operations import with_names
 from planner.capture.slices import Slicing, affine
 from planner.capture.traced_graph import SYNCHRONISED, Like, Source, Traced, line_of
 from planner.errors import BadInput
@@ -223,11 +224,10 @@ def _made(data: Mapping[str, Json], constants: Mapping[str, Tensor], origin: Rec
             node = _call(graph, row, nodes)
             grouping.layer_of[node] = int(row["layer"])
         nodes.append(node)
-    names = {source.name for source in sources.values() if source.kind == "constant"}
     traced = Traced(
         graph=graph,
         sources=sources,
-        constants={name: constants[name] for name in names},
+        constants={x.name: constants[x.name] for x in sources.values() if x.kind == "constant"},
         outputs=tuple(nodes[i] for i in data["outputs"]),
         aliases={name: tuple(x) for name, x in data["aliases"].items()},
         saved=dict(data["saved"]),
@@ -239,7 +239,8 @@ def _made(data: Mapping[str, Json], constants: Mapping[str, Tensor], origin: Rec
     first = probe(traced, int(data["probes"][0]), trainable)
     second = probe(traced, int(data["probes"][1]), trainable) if traced.symbolic else first
     metrics = tuple(str(name) for name in data.get("metrics", ()))
-    return Captured(described, Slicing(traced, grouping, (first, second)), origin, metrics=metrics)
+    layout = Slicing(traced, grouping, (first, second))
+    return Captured(with_names(described, layout), layout, origin, metrics=metrics)
 
 
 def _like(row: Mapping[str, Json]) -> Like:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -67,10 +68,12 @@ def _show_command(tools: Tools) -> Callable[..., None]:
             Path, typer.Argument(help="a plan, profile, cluster or run", metavar="PLAN|PROFILE|CLUSTER|RUN")
         ],
         proof: Annotated[bool, typer.Option("--proof", help="of a plan: what was searched")] = False,
+        layouts: Annotated[Path | None, typer.Option(metavar="PROFILE", help="of a plan with a cut")] = None,
         as_json: Json = False,
     ) -> None:
         """Say in a few lines what a file holds, or how a run went."""
-        data, text = tools.show_run(file) if file.is_dir() else _contents(file, proof)
+        whole = tools.show_run if file.is_dir() else partial(_contents, proof=proof)
+        data, text = _layouts(file, layouts) if layouts is not None else whole(file)
         terminal.Output(as_json=as_json).result(data, lambda: text)
 
     return show
@@ -102,6 +105,18 @@ def _contents(file: Path, proof: bool) -> tuple[dict[str, object], str]:
         where=str(file),
         allowed="a file with schedule, costs, links or rests_on",
     )
+
+
+def _layouts(file: Path, profile: Path) -> tuple[dict[str, object], str]:
+    from planner import plan as plans
+    from planner import profile as profiles
+    from planner import show, verify
+
+    plan, graph = plans.load(file), profiles.load(profile).graph
+    _refuse(file, verify.violations(plan, graph=graph))
+    if not plans.is_cut(plan):
+        raise BadInput("no stage has a cut", where=str(file), allowed="a plan with tensors in parts")
+    return show.data(plan, layouts=graph), show.text(plan, layouts=graph)
 
 
 def _plan_text(plan: Plan, proof: bool) -> str:

@@ -29,7 +29,6 @@ from planner.cluster.corrections import (
     dump_corrections,
     load_corrections,
 )
-from planner.cluster.host import NOTABLE_SHARE, OtherLoad
 from planner.cluster.places import (
     Slot,
     card,
@@ -40,6 +39,8 @@ from planner.cluster.places import (
     total_devices,
 )
 from planner.cluster.variants import (
+    NOTABLE_SHARE,
+    OtherLoad,
     with_at_most,
     with_memory,
     with_more,

@@ -3,12 +3,23 @@
 In: a `Profile`, a setting of it, and for samples cut in space a `GridChoice`. Out: `Tables`, integer arrays over
 layer intervals [i, j), each interval a candidate stage. Start reading at `stage_bytes.py` (the definition, one
 stage at a time), then `tables.py` (all stages at once). `activation_tables.py` and `shared_weights.py` are parts of
-these tables, `spatial_tables.py` makes them for shards, and `messages.py` says what stages send each other.
+these tables, `spatial_tables.py` makes them for shards and for tensors in parts, and `messages.py` says what stages send each other.
 """
 
 from planner.arrays import NS_PER_S
 from planner.cost.messages import Edges, hop_bytes
-from planner.cost.spatial_tables import Grid, GridChoice, Prices, row_of, sharded, shown, stage_of
+from planner.cost.spatial_tables import (
+    Grid,
+    GridChoice,
+    Prices,
+    cut_tables,
+    on_group,
+    row_of,
+    sharded,
+    shared_tables,
+    shown,
+    stage_of,
+)
 from planner.cost.stage_bytes import copies_of_statistics, losses_held, stage_bytes, step_bytes
 from planner.cost.tables import INDEX_BYTES, Tables, price, setting_of
 
@@ -21,12 +32,15 @@ __all__ = [
     "Prices",
     "Tables",
     "copies_of_statistics",
+    "cut_tables",
     "hop_bytes",
     "losses_held",
+    "on_group",
     "price",
     "row_of",
     "setting_of",
     "sharded",
+    "shared_tables",
     "shown",
     "stage_bytes",
     "stage_of",

@@ -273,3 +273,12 @@ def largest_of(graph: ModelGraph, sizes: Mapping[str, int]) -> IntArray:
         users = [graph.index[user] for user in graph.parameter[name].users]
         largest[users] = np.maximum(largest[users], size)
     return running_maximum(largest)
+
+
+def written_bytes(graph: ModelGraph, *, remembered: bool) -> IntArray:
+    """Returns [i, j] the bytes of buffers that a forward writes; `remembered`: those that it reads, too."""
+    written = Rectangles(len(graph.layers))
+    for buffer in graph.buffers:
+        if buffer.mutated and buffer.remembered == remembered:
+            written.add_once(sorted(graph.index[name] for name in set(buffer.users)), buffer.bytes)
+    return written.table

@@ -1,9 +1,11 @@
 """Prices layers where samples are cut in space, for one choice of grids.
 
 A layer on shards takes the time and the bytes that the profile has of the largest shard. Other layers take those of
-whole samples: of a rank's share of the samples, or of all, which every rank of a group computes alike. Halos, sums
-and gathers are added to the layer that waits for them, and so are the messages when samples are re-split. Messages
-that travel while a layer computes cost what exceeds the computation.
+whole samples: of a rank's share of the samples, or of all, which every rank of a group computes alike. Halos, sums,
+gathers and messages when samples are re-split are added to the layer that waits for them. Messages that travel while
+a layer computes cost what exceeds the computation.
+
+Where a group has tensors in parts instead, its rank with most to do has a profile of its own: `on_group`.
 """
 
 from __future__ import annotations
@@ -12,19 +14,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import ceil, prod
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from planner.arrays import NS_PER_S
 from planner.cluster import NOISE, Group
 from planner.cost.tables import Tables, tables
+from planner.cost.tables import price as price_whole
+from planner.layout import (
+    STATE_PREFIX,
+    LayerPart,
+    LocalGraph,
+    Mesh,
+    Wish,
+    cut_of,
+    layer_parts,
+    local_model,
+    share_of,
+)
 from planner.model import Layer, ModelGraph
 from planner.plan import Regrid
 from planner.profile import CostKey, LayerCost, Profile, Seconds
-from planner.spatial import Cost, Price, Traffic, price
+from planner.spatial import Cost, Price, Traffic, element_bytes, price
 
 Grid = tuple[int, ...]
+SCALED_SPREAD: Final = 0.25  # of the time of a layer in parts, where only the whole one was profiled
 
 
 class GridChoice(NamedTuple):
@@ -35,11 +50,13 @@ class GridChoice(NamedTuple):
     then: Grid = ()  # another grid, of at most as many parts, from the layer `then_from` on
     then_from: int = 0
     shared: bool = False  # from `whole_from` on each rank has its share of the samples, not all of them
+    mesh: Mesh = ()  # ranks along each axis of a group that has tensors in parts; never with a grid
+    cut: tuple[Wish, ...] = ()  # what that group cuts
 
     @property
     def ranks(self) -> int:
-        """Returns the number of ranks that share a sample."""
-        return prod(self.grid)
+        """Returns the number of ranks that work on one micro-batch."""
+        return prod(self.grid) * prod(self.mesh)
 
     def at(self, layer: int) -> Grid:
         """Returns the grid at a layer.
@@ -130,6 +147,87 @@ def sharded(
     return tables(profile, whole._replace(split=choice.grid), costs, sizes, regridded=choice[1:])
 
 
+def on_group(profile: Profile, setting: CostKey, found: LocalGraph, group: Group | None) -> Profile:
+    """Returns the profile of one rank of a group that has tensors in parts: the rank with most to do.
+
+    Layers take the share of their time that is computed here, and what their conversions take. A layer in parts was
+    not profiled; its spread says so.
+    Args: `found` is the model on the group; `group` has what messages take, None where conversions do not count.
+    """
+    graph, parts = local_model(profile.graph, found, setting.micro), layer_parts(found)
+    sized, rows = element_bytes(profile.graph), dict[CostKey, LayerCost]()
+    layers, known = [], dict[tuple[str, LayerCost], str]()
+    for layer in profile.graph.layers:
+        row, part = profile.cost(layer.name, setting), parts.get(layer.name, LayerPart())
+        size = float(sized * _narrower(profile, layer.inputs, setting))
+        priced = _in_parts(row, part, size, group)
+        kept = tuple(i for i in row.kept_inputs if layer.inputs[i] not in part.converted)
+        made = zip(
+            row.output_bytes, (share_of(found.layouts[name][0]) for name in layer.outputs), strict=False
+        )
+        sizes = tuple(ceil(size * share) for size, share in made)
+        priced = replace(priced, kept_inputs=kept, output_bytes=sizes)
+        signature = known.setdefault((layer.signature, priced), f"{layer.signature}/{len(known)}")
+        layers.append(replace(layer, signature=signature))
+        rows[setting._replace(signature=signature)] = priced
+    return replace(profile, graph=replace(graph, layers=tuple(layers)), costs=rows, failures={})
+
+
+def _in_parts(row: LayerCost, part: LayerPart, size: float, group: Group | None) -> LayerCost:
+    """Returns a layer's row for one rank of a group; `size` has the bytes of an element."""
+    start, rate = (0.0, 0.0) if group is None else (group.latency_ns, group.byte_ns)
+    forward = part.rounds * start + part.sent * size * rate
+    backward = part.back_rounds * start + part.back * size * rate
+    added = {"forward": forward, "backward": backward, "input_grad": backward, "weight_grad": 0.0}
+    times = {name: _part_of(getattr(row, name), part.work, ns) for name, ns in added.items()}
+    made = ceil(part.made * size) if group is not None else 0
+    return replace(
+        row,
+        forward=times["forward"],
+        backward=times["backward"],
+        input_grad=times["input_grad"],
+        weight_grad=times["weight_grad"],
+        walked_bytes=ceil(row.walked_bytes * part.kept),
+        owing_bytes=ceil(row.owing_bytes * part.kept),
+        own_saved_bytes=ceil(row.own_saved_bytes * part.kept) + made,
+        held_bytes=ceil(row.held_bytes * part.kept) + (made if row.held_bytes else 0),
+        workspace_bytes=ceil(row.workspace_bytes * max(part.work, part.kept)) + made,
+    )
+
+
+def _part_of(time: Seconds, work: float, added_ns: float) -> Seconds:
+    if work == 1.0 and not added_ns:
+        return time
+    median = time.median * work
+    spread = max(time.spread * work, SCALED_SPREAD * median) if work < 1.0 else time.spread
+    return Seconds(median=median + added_ns / NS_PER_S, spread=spread)
+
+
+def shared_tables(
+    profile: Profile, setting: CostKey, choice: GridChoice, prices: Prices, group: Group, flag: bool
+) -> Tables:
+    """Returns the tables of any choice: `flag` is `overlap` on a grid, and `replicas` where tensors are in parts."""
+    if choice.mesh:
+        return cut_tables(profile, setting, choice, group, replicas=flag)
+    return sharded(profile, setting, choice, prices(choice), group, overlap=flag)
+
+
+def cut_tables(
+    profile: Profile, setting: CostKey, choice: GridChoice, group: Group, *, replicas: bool = True
+) -> Tables:
+    """Returns the tables of a choice that has tensors in parts: what a pinned cut costs on a group.
+
+    Args: `profile`, `setting` and `group` as of `on_group`; without `replicas`, nobody else has a rank's parts, so that
+        their gradients are not summed.
+    Raises: NoRule or BadInput, where the model cannot be cut so.
+    """
+    found = cut_of(profile.graph, setting.micro, choice.mesh, choice.cut)
+    names = (row.name for row in profile.graph.trained if len(row.users) == 1)
+    cut = {name for name in names if any(found.states[STATE_PREFIX + name].cuts)}
+    made = price_whole(on_group(profile, setting, found, group), setting, frozenset() if replicas else cut)
+    return replace(made, regridded=(choice.mesh, choice.cut, replicas))
+
+
 _NOTHING = Cost(share=1.0, middle=1.0, traffic=Traffic(), on_shards=False, gathered_bytes=0)
 
 
@@ -151,11 +249,7 @@ def _largest(row: LayerCost, cost: Cost) -> LayerCost:
 def _narrower(profile: Profile, values: Sequence[str], key: CostKey) -> Fraction:
     """Returns the bytes of what a layer reads in a precision, divided by the bytes that were captured."""
     captured = sum(profile.graph.value[name].bytes(key.micro) for name in values)
-    return (
-        Fraction(sum(profile.value_bytes(name, key) for name in values), captured)
-        if captured
-        else Fraction(1)
-    )
+    return Fraction(sum(profile.value_bytes(x, key) for x in values), captured) if captured else Fraction(1)
 
 
 def _priced(row: LayerCost, cost: Cost, scale: Fraction, group: Group, *, overlap: bool) -> LayerCost:
@@ -174,7 +268,7 @@ def _priced(row: LayerCost, cost: Cost, scale: Fraction, group: Group, *, overla
 
 
 def _longer(time: Seconds, ns: float) -> Seconds:
-    return replace(time, median=time.median + ns / NS_PER_S)
+    return _part_of(time, 1.0, ns)
 
 
 def _exposed(hidden_ns: float, under: Seconds, overlap: bool) -> float:
@@ -201,5 +295,5 @@ def _wire_ns(size: Fraction, rounds: int, group: Group) -> float:
 
 
 def _sums_ns(size: Fraction, count: int, group: Group) -> float:
-    """Returns the nanoseconds of `count` sums of equal size, one after the other."""
+    """Returns the nanoseconds of sums of equal size, one after the other."""
     return count * float(group.sum.ns(np.array([ceil(size / count)]))[0]) if count else 0.0

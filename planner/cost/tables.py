@@ -7,7 +7,7 @@ parameter counts once in each stage that uses it. Rectangles of (i, j) carry bot
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -17,7 +17,7 @@ import numpy as np
 from planner.arrays import NS_PER_S, BoolArray, IntArray
 from planner.cost.activation_tables import Moving, Walking, Working, moving
 from planner.cost.messages import Edges, Talk, edges
-from planner.cost.shared_weights import Rectangles, dropped, largest_of, whole_elements
+from planner.cost.shared_weights import Rectangles, dropped, largest_of, whole_elements, written_bytes
 from planner.cost.unit_tables import UnitTables, unit_tables
 from planner.errors import BadInput
 from planner.model import ModelGraph
@@ -43,6 +43,7 @@ class Tables:
     leaving: IntArray  # [i, j] Values that a later stage reads
     parameters: IntArray  # [i, j] with buffers
     gradients: IntArray  # [i, j]
+    summed: IntArray  # [i, j] gradients that several ranks sum: all but those of parts that nobody else has
     tied: IntArray  # [i, j] gradients of parameters that other stages use as well
     elements: IntArray  # [i, j] trainable elements
     trained: IntArray  # [i, j] number of trainable parameters
@@ -52,9 +53,8 @@ class Tables:
     whole_elements: IntArray  # [i, j] the most trainable elements that sharing among ranks leaves undivided
     largest: IntArray  # [i, j] elements of the largest trainable parameter
     scattered: IntArray  # [i, j] kept elements of pruned parameters
-    dropped: (
-        IntArray  # [i, j] the most bytes of one dense gradient that is gathered from, and of what is gathered
-    )
+    dropped: IntArray  # [i, j] the most bytes of one dense gradient and of what is gathered from it
+    unsummed: frozenset[str]  # parameters of whose parts no two ranks hold the same
     moving: Moving
     walking: Walking
     working: Working
@@ -146,16 +146,17 @@ def setting_of(plan: Plan) -> CostKey:
     return CostKey("", plan.batch.micro, (), plan.precision, plan.execution)
 
 
-def price(profile: Profile, setting: CostKey) -> Tables:
+def price(profile: Profile, setting: CostKey, unsummed: Collection[str] = ()) -> Tables:
     """Returns the tables of one setting: micro-batch, precision and execution on whole samples.
 
-    Args: `setting` is a key of the profile, whatever its signature.
+    Args: `setting` is a key of the profile, whatever its signature; `unsummed` has the parameters of which no two
+        ranks hold the same.
     Raises: BadInput names a layer that was not profiled at this setting.
     """
     graph = profile.graph
     costs = [_cost(profile, layer.name, setting) for layer in graph.layers]
     size_of = {value.name: profile.value_bytes(value.name, setting) for value in graph.values}
-    return tables(profile, setting, costs, size_of)
+    return tables(profile, setting, costs, size_of, unsummed=unsummed)
 
 
 def tables(
@@ -165,6 +166,7 @@ def tables(
     size_of: Mapping[str, int],
     *,
     regridded: tuple[object, ...] = (),
+    unsummed: Collection[str] = (),
 ) -> Tables:
     """Returns the tables of given costs and sizes.
 
@@ -173,7 +175,7 @@ def tables(
     """
     graph, kept = profile.graph, profile.kept.counts
     saved, entered, leaving = _values(graph, costs, size_of)
-    parameters, gradients, tied, elements, trained, scattered = _parameters(graph, kept)
+    parameters, gradients, summed, tied, elements, trained, scattered = _parameters(graph, kept, unsummed)
     moved, walking, working = moving(graph, costs, size_of, saved=saved, entered=entered)
     return Tables(
         graph=graph,
@@ -187,16 +189,18 @@ def tables(
         leaving=leaving,
         parameters=parameters,
         gradients=gradients,
+        summed=summed,
         tied=tied,
         elements=elements,
         trained=trained,
-        written=_written(graph, remembered=False),
-        remembered=_written(graph, remembered=True),
+        written=written_bytes(graph, remembered=False),
+        remembered=written_bytes(graph, remembered=True),
         loss_bytes=sum(size_of[name] for name in graph.layers[-1].outputs),
         whole_elements=whole_elements(graph, kept),
         largest=largest_of(graph, {row.name: kept.get(row.name, prod(row.shape)) for row in graph.trained}),
         scattered=scattered,
         dropped=largest_of(graph, {name: dropped(graph, kept, name) for name in kept}),
+        unsummed=frozenset(unsummed),
         moving=moved,
         walking=walking,
         working=working,
@@ -268,9 +272,12 @@ def _gathering(time_ns: dict[Kind, IntArray], profile: Profile) -> dict[Kind, In
     return {kind: ns + gathered if kind in (Kind.B, Kind.W) else ns for kind, ns in time_ns.items()}
 
 
-def _parameters(graph: ModelGraph, kept: Mapping[str, int]) -> tuple[IntArray, ...]:
-    count = len(graph.layers)
-    held, gradients, tied, elements, trained, scattered = (Rectangles(count) for _ in range(6))
+def _parameters(
+    graph: ModelGraph, kept: Mapping[str, int], unsummed: Collection[str]
+) -> tuple[IntArray, ...]:
+    held, gradients, summed, tied, elements, trained, scattered = every = [
+        Rectangles(len(graph.layers)) for _ in range(7)
+    ]
     for parameter in graph.parameters:
         users = sorted(graph.index[name] for name in set(parameter.users))
         size = parameter.bytes
@@ -283,18 +290,11 @@ def _parameters(graph: ModelGraph, kept: Mapping[str, int]) -> tuple[IntArray, .
         held.add_once(users, parameter.bytes)
         if parameter.trainable and users:
             gradients.add_once(users, size)
+            summed.add_once(users, 0 if parameter.name in unsummed else size)
             elements.add_once(users, number)
             trained.add_once(users, 1)
             tied.add_once(users, size)
-            tied.add((0, users[0] + 1), (users[-1] + 1, count + 1), -size)
+            tied.add((0, users[0] + 1), (users[-1] + 1, len(graph.layers) + 1), -size)
     for buffer in graph.buffers:
         held.add_once(sorted(graph.index[name] for name in set(buffer.users)), buffer.bytes)
-    return held.table, gradients.table, tied.table, elements.table, trained.table, scattered.table
-
-
-def _written(graph: ModelGraph, *, remembered: bool) -> IntArray:
-    written = Rectangles(len(graph.layers))
-    for buffer in graph.buffers:
-        if buffer.mutated and buffer.remembered == remembered:
-            written.add_once(sorted(graph.index[name] for name in set(buffer.users)), buffer.bytes)
-    return written.table
+    return tuple(each.table for each in every)

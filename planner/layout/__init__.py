@@ -3,6 +3,7 @@
 In: the operations of a captured model, the axes of the group, and which modules take which factor.
 Out: a `LocalGraph`: how every tensor and parameter lies, and every conversion with what it sends; or a refusal that
 names the operation and its module. Nothing here knows torch; `runtime.layout` executes what comes out.
+`local_model` does so for a model as data, as a plan says it, and tells what each layer computes, sends and keeps.
 Start with `lying.py` (how a tensor lies), `families.py` (the factors of operations) and `conversions.py`. Then read
 `propagate.py`.
 """
@@ -12,6 +13,16 @@ from planner.layout.conversions import Collective, Passage, path, sent
 from planner.layout.factor import Along, Factor, laid
 from planner.layout.families import FAMILIES
 from planner.layout.local_graph import ADDENDS, ALIKE, Conversion, LocalGraph, LocalOperation, named_reads
+from planner.layout.local_model import (
+    STATE_PREFIX,
+    LayerPart,
+    cut_of,
+    layer_parts,
+    local_model,
+    named_in,
+    refused_cut,
+    share_of,
+)
 from planner.layout.lying import DimCut, GroupLayout, Mesh, everywhere, parted, positions, without_owed
 from planner.layout.moves import MOVES, moved, source_of
 from planner.layout.propagate import LINEAR, SHAPES_ONLY, WHOLE, Wishes, propagate
@@ -25,6 +36,7 @@ __all__ = [
     "LINEAR",
     "MOVES",
     "SHAPES_ONLY",
+    "STATE_PREFIX",
     "WHOLE",
     "Along",
     "Behind",
@@ -33,17 +45,22 @@ __all__ = [
     "DimCut",
     "Factor",
     "GroupLayout",
+    "LayerPart",
     "LocalGraph",
     "LocalOperation",
     "Mesh",
     "Passage",
     "Wish",
     "Wishes",
+    "cut_of",
     "everywhere",
     "fitting",
     "granted",
     "laid",
+    "layer_parts",
+    "local_model",
     "moved",
+    "named_in",
     "named_reads",
     "of_path",
     "parted",
@@ -51,7 +68,9 @@ __all__ = [
     "positions",
     "propagate",
     "refuse_parts",
+    "refused_cut",
     "sent",
+    "share_of",
     "source_of",
     "unmet",
     "without_owed",

@@ -214,6 +214,11 @@ def joined(call: Call) -> tuple[Factor, ...]:
     )
 
 
+def dropped(call: Call) -> tuple[Factor, ...]:
+    """Returns the factors of dropout: every dimension; each rank draws all numbers and takes those of its part."""
+    return broadcast(call, "dropped" if call.get("p") and call.flag("train") else "")
+
+
 def stacked(call: Call) -> tuple[Factor, ...]:
     """Returns the factors of a stack of tensors: the dimensions that they have."""
     shape = call.outputs[0]
@@ -253,5 +258,6 @@ FAMILIES: Final[Mapping[str, Factors]] = (
     | _named("cross_entropy_loss nll_loss nll_loss_nd", cross_entropy)
     | _named("cat", joined)
     | _named("stack", stacked)
-    | _named("to type_as dropout", broadcast)
+    | _named("to type_as", broadcast)
+    | _named("dropout", dropped)
 )

@@ -1,13 +1,17 @@
-"""A captured model as one rank of a group computes it: how every tensor lies, and what is converted where."""
+"""A captured model as one rank of a group computes it: how every tensor lies, and what is converted where.
+
+How the group holds each parameter is decided once it is known how all operations read it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from planner.layout.conversions import Passage, path
 from planner.layout.lying import GroupLayout, Mesh
-from planner.spatial import GETITEM, Operation, Ref
+from planner.spatial import GETITEM, NoRule, Operation, Ref
 
 ALIKE, ADDENDS = (
     "",
@@ -73,28 +77,72 @@ class LocalGraph:
     trained: frozenset[str]  # tensors that have a gradient
     taken: frozenset[object] = frozenset()  # wishes that some operation could grant
 
-    def conversions(self) -> list[Conversion]:
-        """Returns every conversion of the graph once, in the order in which tensors are first read so."""
-        found: dict[tuple[str, GroupLayout], Conversion] = {}
+    def conversions(self, stage_of: Mapping[str, int] | None = None) -> list[Conversion]:
+        """Returns every conversion of the graph once, in the order in which tensors are first read so.
+
+        Args: `stage_of` has the stage of each layer, where there are several; each stage converts for itself.
+        """
+        found: dict[tuple[str, GroupLayout, int], Conversion] = {}
+        stages = stage_of or {}
+        layers = {done.operation.name: done.operation.layer for done in self.placed}
         for name, before in self.made.items():
             for own, after in zip(before, self.layouts[name], strict=True):
-                self._note(found, name, "", own, after)
+                self._note(found, name, layers[name], own, after, -1)
         for done in self.placed:
             if done.operation.operation != GETITEM:
                 for argument, name in done.reads():
                     want, layer = done.inputs[argument], done.operation.layer
-                    self._note(found, name, layer, self.layouts[name][0], want)
+                    self._note(found, name, layer, self.layouts[name][0], want, stages.get(layer, 0))
         return list(found.values())
 
     def _note(
         self,
-        found: dict[tuple[str, GroupLayout], Conversion],
+        found: dict[tuple[str, GroupLayout, int], Conversion],
         name: str,
         layer: str,
         source: GroupLayout,
         target: GroupLayout,
+        stage: int,
     ) -> None:
-        if source != target and (name, target) not in found:
+        if source != target and (name, target, stage) not in found:
             trained = name in self.trained
             steps = path(source, target, self.mesh, trained=trained)
-            found[name, target] = Conversion(name, layer, steps, trained)
+            found[name, target, stage] = Conversion(name, layer, steps, trained)
+
+
+def held_states(
+    placed: Sequence[LocalOperation],
+    parameters: Collection[str],
+    layouts: Mapping[str, tuple[GroupLayout, ...]],
+    mesh: Mesh,
+) -> dict[str, GroupLayout]:
+    """Returns how each parameter is held: as it is read, where all read it alike.
+
+    Args: `layouts` has the global shapes of the parameters.
+    Raises: NoRule where two operations need a parameter in different parts, or one in parts and one whole.
+    """
+    uses: dict[str, dict[GroupLayout, LocalOperation]] = defaultdict(dict)
+    for done in placed:
+        for argument, name in done.reads():
+            if name in parameters:
+                uses[name].setdefault(done.inputs[argument], done)
+    return {name: _held(name, found, mesh) for name, found in uses.items()}
+
+
+def _held(name: str, uses: Mapping[GroupLayout, LocalOperation], mesh: Mesh) -> GroupLayout:
+    (first, one), *others = uses.items()
+    owed = set()
+    for axis in range(len(mesh)):
+        kinds = {layout.kind(axis) for layout in uses}
+        if "R" in kinds and "S" not in kinds:
+            owed.add(axis)
+    for layout, other in others:
+        if layout.cuts != first.cuts:
+            raise NoRule(
+                f"parameter '{name.removeprefix('state:')}' is used under two cuts: {first.text()} by layer "
+                f"'{one.operation.layer}' and {layout.text()} by layer '{other.operation.layer}'",
+                where=other.operation.place,
+                allowed="the same cut in both layers, or none in either",
+                layer=other.operation.layer,
+            )
+    return GroupLayout(first.shape, first.cuts, frozenset(), frozenset(owed))

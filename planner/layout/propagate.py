@@ -15,11 +15,17 @@ from planner.layout.blocks import Behind, fitting
 from planner.layout.conversions import cost
 from planner.layout.factor import Along, Factor, laid, numbered
 from planner.layout.families import FAMILIES
-from planner.layout.local_graph import ADDENDS, ALIKE, LocalGraph, LocalOperation, named_reads
+from planner.layout.local_graph import (
+    ADDENDS,
+    ALIKE,
+    LocalGraph,
+    LocalOperation,
+    held_states,
+    named_reads,
+)
 from planner.layout.lying import DimCut, GroupLayout, Mesh, everywhere, parted, without_owed
 from planner.layout.moves import MOVES, moved, source_of
 from planner.layout.refusals import refuse_parts, refused
-from planner.layout.states import held_states
 from planner.spatial import (
     GETITEM,
     INPUT,
@@ -129,8 +135,6 @@ class _Propagation:
         if kind in MOVES and source_of(call) in inputs:
             return moved(operation, call, inputs, self.mesh)
         factors = FAMILIES[kind](call) if kind in FAMILIES else ()
-        if kind == "aten.dropout" and call.get("p") and call.flag("train"):
-            factors = ()
         chosen = [self._choose(operation, call, factors, names, axis) for axis in range(len(self.mesh))]
         if any(map(self._is_split, names.values())):
             refuse_parts(operation, call)

@@ -27,15 +27,13 @@ def refused(operation: Operation, why: str, allowed: str = "") -> NoRule:
 def refuse_parts(operation: Operation, call: Call) -> None:
     """Refuses an operation that reads a tensor in parts and cannot.
 
-    Raises: NoRule for one without a rule, one that writes in place, and one that draws numbers.
+    Raises: NoRule for one without a rule, one that writes in place, and attention that draws numbers.
     """
     kind = operation.operation
     if kind == AFTER or (kind.endswith("_") and not kind.endswith("__")):
         raise refused(operation, "it writes in place into a tensor that ranks hold in parts")
     if kind not in FAMILIES:
         raise refused(operation, "it has no rule")
-    if kind == "aten.dropout" and call.get("p") and call.flag("train"):
-        raise refused(operation, "each rank would draw numbers of its own", "a dropout of 0")
     if kind == "aten.scaled_dot_product_attention" and call.get("dropout_p", 0.0):
         why = "its kernel draws the dropout of attention inside"
         raise refused(operation, why, "a dropout of 0 in attention")

@@ -33,6 +33,7 @@ class Wish(NamedTuple):
     pattern: str
     axis: int
     factor: str
+    stages: tuple[int, ...] = ()  # of the plan, whose layers it is for; empty: all
 
 
 def of_path(operation: Operation) -> str:
@@ -56,10 +57,12 @@ class _Granted:
 
     wishes: Sequence[Wish]
     ends: Mapping[Wish, Collection[str]] = field(default_factory=dict)  # operations that end a pair
+    stage_of: Mapping[str, int] = field(default_factory=dict)  # of each layer
 
     def __call__(self, operation: Operation, axis: int) -> Sequence[tuple[str, object]]:
-        path = of_path(operation)
-        found = [(depth(path, wish.pattern), wish) for wish in self.wishes if wish.axis == axis]
+        found = [
+            (_covered(operation, wish, self.stage_of), wish) for wish in self.wishes if wish.axis == axis
+        ]
         found = sorted((x for x in found if x[0]), key=lambda x: -x[0])
         return [(self._factor(operation, wish), wish) for _, wish in found]
 
@@ -71,32 +74,50 @@ class _Granted:
         return wish.factor
 
 
-def granted(wishes: Sequence[Wish], operations: Sequence[Operation]) -> Wishes:
+def _covered(operation: Operation, wish: Wish, stage_of: Mapping[str, int]) -> int:
+    """Returns how many names of an operation's path a wish covers; 0 where it is not for it."""
+    if wish.stages and stage_of.get(operation.layer) not in wish.stages:
+        return 0
+    return depth(of_path(operation), wish.pattern)
+
+
+def granted(
+    wishes: Sequence[Wish], operations: Sequence[Operation], stage_of: Mapping[str, int] | None = None
+) -> Wishes:
     """Returns what each operation is wished to take, for `propagate`.
 
-    Args: `operations` are those of the captured model.
+    Args: `operations` are those of the captured model; `stage_of` has the stage of each layer, where wishes are for
+        stages of a plan.
     Raises: BadInput for a factor that there is not, and for a pattern that no module has.
     """
     for wish in wishes:
         if wish.factor not in KNOWN and not wish.factor.removeprefix("dim").isdigit():
             raise BadInput(f"factor '{wish.factor}'", where=f"cut '{wish.pattern}'", allowed=", ".join(KNOWN))
-    ends = {wish: _ends(wish, operations) for wish in wishes if wish.factor in PAIRS}
-    return _Granted(wishes, ends)
+    stages = stage_of or {}
+    ends = {wish: _ends(wish, operations, stages) for wish in wishes if wish.factor in PAIRS}
+    return _Granted(wishes, ends, stages)
 
 
-def unmet(wishes: Sequence[Wish], taken: Collection[object], operations: Sequence[Operation]) -> None:
+def unmet(
+    wishes: Sequence[Wish],
+    taken: Collection[object],
+    operations: Sequence[Operation],
+    stage_of: Mapping[str, int] | None = None,
+) -> None:
     """Refuses wishes that no operation could grant.
 
-    Args: `taken` has those that some operation took.
+    Args: `taken` has those that some operation took; `stage_of` is that of `granted`.
     Raises: BadInput, which says what the layers of the pattern have instead.
     """
     for wish in wishes:
         if wish in taken:
             continue
-        inside = [x for x in operations if x.layer and depth(of_path(x), wish.pattern)]
+        inside = [x for x in operations if x.layer and _covered(x, wish, stage_of or {})]
         if not inside:
             paths = dict.fromkeys(of_path(x) for x in operations if x.layer)
-            raise BadInput(f"no module '{wish.pattern}'", where="cut", allowed=", ".join(paths))
+            stages = f" in stage {', '.join(map(str, wish.stages))}" if wish.stages else ""
+            allowed = f"{', '.join(paths):.400}"
+            raise BadInput(f"no module '{wish.pattern}'{stages}", where="cut", allowed=allowed)
         raise BadInput(
             f"no operation of '{wish.pattern}' has the factor '{wish.factor}'",
             where="cut",
@@ -105,11 +126,11 @@ def unmet(wishes: Sequence[Wish], taken: Collection[object], operations: Sequenc
         )
 
 
-def _ends(wish: Wish, operations: Sequence[Operation]) -> set[str]:
+def _ends(wish: Wish, operations: Sequence[Operation], stage_of: Mapping[str, int]) -> set[str]:
     """Returns the linear layers of each module of a pattern that no other one of it follows."""
     inside: dict[str, str] = {}
     for x in operations:
-        covered = depth(of_path(x), wish.pattern)
+        covered = _covered(x, wish, stage_of)
         if covered and x.operation in WEIGHTED:
             inside[x.name] = ".".join(of_path(x).split(".")[:covered])
     before: dict[str, set[str]] = {}  # tensor -> linear layers of the pattern that it depends on

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, Protocol
 
 import numpy as np
@@ -16,6 +17,7 @@ from planner.milp.configurations.configurations import (
     shapes,
 )
 from planner.milp.configurations.spatial_choices import looked_at
+from planner.milp.configurations.tensor_parts import without_group
 from planner.milp.cut.problem import CutProblem
 from planner.milp.cut.stage_costs import KINDS
 from planner.milp.instance import Instance
@@ -24,6 +26,7 @@ from planner.milp.search.descent import UNFIT_NS, Answer, judge
 from planner.model import ONE_HOLDER, ONE_STAGE, one_holder
 from planner.plan import MOST_NEAR, PlannedConfiguration, Rival, RivalKind, SearchCounts, SearchSpace
 from planner.schedule import FAMILIES, Action, Kind
+from planner.spatial import slides
 
 _RUNNERS = 4
 _DEEPEST_TRIVIAL = 16
@@ -74,7 +77,7 @@ def _of_the_model(space: Instance) -> Iterator[str]:
         yield f"{ONE_HOLDER}, because {found[0]}"
     if space.joint:
         yield f"{ONE_STAGE}, because {space.joint} looks at all parameters together"
-    if graph.synchronised and (space.execution == "compiled" or graph.operations):
+    if graph.synchronised and (space.execution == "compiled" or slides(graph)):
         name = graph.synchronised[0]
         yield f"replicas on whole samples in eager stages only, because '{name}' has a SyncBatchNorm"
 
@@ -175,6 +178,7 @@ def configuration_of(shape: Configuration) -> PlannedConfiguration:
         then_from=shape.then_from,
         whole_from=shape.whole_from,
         shared=shape.shared,
+        mesh=shape.mesh,
         recompute="all" if shape.recompute else "where_needed" if shape.sparing else "none",
         recomputed=shape.chosen,
         shard=shape.shard,
@@ -245,14 +249,9 @@ def equal_cut(posed: CutProblem) -> IntArray:
 
 
 def _shapes(space: Instance, pinned: Pins) -> list[Configuration]:
-    every = shapes(
-        space.cluster,
-        layers=space.layers,
-        batch=space.batch,
-        micros=space.micros(),
-        pinned=pinned,
-        splits=lambda micro: [s for s in space.splits(micro) if pinned.spatial is None or not s.grid],
-    )
+    facts = {"layers": space.layers, "batch": space.batch}
+    splits = partial(without_group, space.splits, pinned)
+    every = shapes(space.cluster, **facts, micros=space.micros(), pinned=pinned, splits=splits)
     return list(filter(space.permits, every))
 
 

@@ -20,11 +20,12 @@ from planner.milp.configurations.configurations import Configuration
 from planner.milp.configurations.spatial_choices import choices
 from planner.milp.cut.problem import CutProblem
 from planner.milp.instance import Instance, changed, short_bytes
-from planner.milp.pins import Pins, each_freed, told
+from planner.milp.pins import Pins, freed, told
 from planner.milp.proof.feasible import every_cut, shortage, windows
 from planner.milp.search.descent import allowed, neighbours
 from planner.profile import CostKey
 from planner.schedule import generate
+from planner.spatial import slides
 
 Fits = Callable[[Instance, "Nearest | None"], str | None]
 _EXAMINED = 300  # configurations examined for the least shortage
@@ -56,7 +57,7 @@ def no_shape(instance: Instance, possible: Callable[[Instance], bool]) -> str:
     Returns: one line for the user; where pins are not the cause, the line says what does not divide.
     """
     pinned = told(instance.pins)
-    alone = [key for key, pins in each_freed(instance.pins) if possible(changed(instance, pins=pins))]
+    alone = [key for key, pins in _each_freed(instance.pins) if possible(changed(instance, pins=pins))]
     free = Pins(update=instance.pins.update)
     if not pinned or not possible(changed(instance, pins=free)):
         return _indivisible(instance)
@@ -202,7 +203,7 @@ def _changes(instance: Instance, nearest: Nearest | None, fits: Fits) -> Iterato
 
 def _questions(instance: Instance, nearest: Nearest | None) -> Iterator[tuple[str, Instance]]:
     pinned = instance.pins
-    for key, pins in each_freed(pinned):
+    for key, pins in _each_freed(pinned):
         yield f"leaving {key} free", changed(instance, pins=pins)
     if nearest is not None and nearest.short_bytes > 0:
         short = nearest.short_bytes
@@ -235,7 +236,7 @@ def degrees(instance: Instance, fits: Callable[[Instance], str | None]) -> Itera
     Yields: the smallest profiled degree that fits, or what to profile next; nothing where `spatial` is pinned to 1.
     """
     graph = instance.profile.graph
-    if not graph.operations or instance.execution != "eager" or instance.pins.spatial == 1:
+    if not slides(graph) or instance.execution != "eager" or instance.pins.spatial == 1:
         return
     known = _known(instance)
     for degree in known:
@@ -282,3 +283,12 @@ def _room(cluster: Cluster, devices: int) -> Cluster:
     node = least.model_copy(update={"count": 1, "devices_per_node": devices, "devices_per_card": None})
     links = Links(node=cluster.links.node or _ANY, rack=_ANY, cluster=_ANY)
     return Cluster(name=cluster.name, nodes=(node,), links=links, fitted=cluster.fitted)
+
+
+def _each_freed(pinned: Pins) -> Iterator[tuple[str, Pins]]:
+    """Yields each pin that may be in the way, and the pins without it.
+
+    Yields: the key as `told` writes it, and the remaining pins.
+    """
+    for key in told(pinned):
+        yield key, freed(pinned, key)

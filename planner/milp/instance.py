@@ -15,12 +15,13 @@ import numpy as np
 
 from planner.arrays import NS_PER_S, BoolArray, IntArray
 from planner.cluster import Cluster, Group
-from planner.cost import GridChoice, Prices, Tables, price, sharded
+from planner.cost import GridChoice, Prices, Tables, price, shared_tables
 from planner.errors import BadInput, Violation
 from planner.milp import limits
 from planner.milp.configurations.configurations import Configuration, can_share
 from planner.milp.configurations.placement import PlacementCosts
 from planner.milp.configurations.spatial_choices import asked, choice_of, choices, needs_space, none_of
+from planner.milp.configurations.tensor_parts import groups_with_cut
 from planner.milp.cut.frozen_order import WorkMeter
 from planner.milp.cut.problem import CutProblem
 from planner.milp.cut.recompute_least import alone
@@ -40,7 +41,7 @@ class TablesKey(NamedTuple):
     micro: int
     choice: GridChoice = WHOLE
     group: Group | None = None
-    overlap: bool = False
+    overlap: bool = False  # where tensors are in parts: whether other ranks have the same parts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,16 +137,15 @@ class Instance:
 
         Returns: tables for one micro-batch, over all layers.
         """
-        if not configuration.grid:
+        if configuration.spatial == 1:
             return self.whole(configuration.micro)
         micro, choice = configuration.micro, choice_of(configuration)
         group = self.machines.spatial_group(configuration)
         overlap = not FAMILIES[configuration.family].splits
-        key = TablesKey(micro=micro, choice=choice, group=group, overlap=overlap)
+        several = configuration.data * configuration.pipes > 1
+        key = TablesKey(micro, choice, group, several if choice.mesh else overlap)
         if key not in self._tables:
-            found = sharded(
-                self.costs, self._setting(micro), choice, self.prices(choice), group, overlap=overlap
-            )
+            found = shared_tables(self.costs, self._setting(micro), choice, self.prices, group, key.overlap)
             self._tables[key] = found.averaged() if self.pins.ema else found
         return self._tables[key]
 
@@ -165,16 +165,18 @@ class Instance:
 
         Args: `micro` is the samples of a micro-batch.
         """
-        plain = self.pins.spatial in (None, 1) and not needs_space(self.pins)
+        plain = self.pins.spatial in (None, 1) and not needs_space(self.pins) and self.pins.cut is None
         return (*((WHOLE,) if plain else ()), *self._cut.get(micro, ()))
 
     @cached_property
     def _cut(self) -> Mapping[int, tuple[GridChoice, ...]]:
-        """Returns the ways to cut samples for each micro-batch; some may have a way that others have not.
+        """Returns the ways to cut samples, or tensors, for each micro-batch; some may have a way that others have not.
 
         Raises: BadInput where no micro-batch has what is fixed.
         """
         pinned = self.pins
+        if pinned.cut is not None:
+            return groups_with_cut(self.profile, self._setting(1), self.micros(), pinned, self.cluster)
         if self.execution != "eager" or pinned.spatial == 1:
             if self.execution != "eager" and needs_space(pinned):
                 raise BadInput("a gather and regrid need execution: eager", where="fix", allowed="neither")
@@ -209,7 +211,7 @@ class Instance:
         if configuration.sparing and not alone(configuration):
             return self.problems.choosing(problem)
         if configuration.sparing:
-            by_layer = self.parts_recompute and not configuration.grid
+            by_layer = self.parts_recompute and configuration.spatial == 1
             return self.problems.sparing(problem, by_layer=by_layer)
         return arranged(problem, self._own_cut) if self.at_use(configuration) else problem
 
@@ -261,11 +263,9 @@ class Instance:
 
 
 def short_bytes(instance: Instance, shape: Configuration) -> int:
-    """Returns by how much the state of the model, spread evenly, exceeds the largest device.
-
-    Returns: bytes that no cut can do without, 0 where the state fits.
-    """
-    tables, share = instance.whole(shape.micro), shape.updaters
+    """Returns the bytes by which the state of the model, spread evenly, exceeds the largest device; 0 where it fits."""
+    tables = instance.tables(shape) if shape.mesh else instance.whole(shape.micro)
+    share = shape.updaters
     trained = float(tables.gradients[0, -1])
     state = tables.elements[0, -1] * tables.state_bytes_per_element / share
     parts = {"": 0, "gradients": 1, "parameters": 2}[shape.held]  # of parameters and gradients

@@ -5,14 +5,16 @@ Also writes pins out again, drops one of them, and turns a cut given by the user
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 from typing import Final, Literal, TypedDict
 
 from planner.errors import BadInput
+from planner.layout import Mesh, Wish
 from planner.model import ModelGraph
+from planner.plan import cut_lines, wishes_in
 from planner.schedule import FAMILIES
 from planner.sums import parse
 
@@ -22,8 +24,20 @@ SAMPLES: Final = "samples"  # written in place of a grid: from the layer on, ran
 NO_GATHER: Final = "none"  # written in place of the layer before which shards are gathered
 
 PINS: Final = (
-    *("data", "pipeline", "spatial", "gather", "regrid", "micro", "schedule", "pairs", "chunks", "recompute"),
-    *("shard", "ema", "update", "cuts", "stages", "devices", "out_of_order", "sums"),
+    *(
+        "data",
+        "pipeline",
+        "spatial",
+        "gather",
+        "regrid",
+        "group",
+        "cut",
+        "micro",
+        "schedule",
+        "pairs",
+        "chunks",
+    ),
+    *("recompute", "shard", "ema", "update", "cuts", "stages", "devices", "out_of_order", "sums"),
 )
 
 
@@ -41,6 +55,8 @@ class Pins:
     regrid: str | None = (
         None  # LAYER:GRID, from which layer on samples lie on which other grid, or LAYER:samples; "" is nowhere
     )
+    group: Mesh | None = None  # ranks that have tensors in parts, along each of their axes
+    cut: tuple[Wish, ...] | None = None  # which tensors
     micro: int | None = None
     schedules: tuple[str, ...] = ()
     pairs: int | None = None
@@ -80,6 +96,8 @@ def pins(fix: Mapping[str, object], schedules: Sequence[str] | None) -> Pins:
         grid=grid if grid is not None and len(grid) > 1 else None,
         gather=None if (gather := fix.get("gather")) is None else "" if gather == "end" else str(gather),
         regrid=_regrid(fix),
+        group=_grid(fix, "group"),
+        cut=None if fix.get("cut") is None else wishes_in(cut_lines(fix["cut"])),
         micro=_whole(fix, "micro"),
         schedules=chosen,
         pairs=_whole(fix, "pairs"),
@@ -106,16 +124,16 @@ def _whole(fix: Mapping[str, object], key: str) -> int | None:
     return int(text)
 
 
-def _grid(fix: Mapping[str, object]) -> tuple[int, ...] | None:
+def _grid(fix: Mapping[str, object], key: str = "spatial") -> tuple[int, ...] | None:
     """Returns the grid as given; a single number is a degree and allows any grid of so many shards."""
-    value = fix.get("spatial")
+    value = fix.get(key)
     if value is None:
         return None
     text = "x".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
     parts = text.split("x")
     if isinstance(value, bool) or not all(part.isdecimal() and int(part) > 0 for part in parts):
         raise BadInput(
-            f"spatial is {value!r}", where="fix", allowed="a degree such as 2, or a grid such as 2x2"
+            f"{key} is {value!r}", where="fix", allowed="a degree such as 2, or a grid such as 2x2"
         )
     return tuple(map(int, parts))
 
@@ -266,6 +284,8 @@ def told(pinned: Pins) -> dict[str, str]:
         "gather": pinned.gather,
         "regrid": pinned.regrid,
         "spatial": grid,
+        "group": None if pinned.group is None else "x".join(map(str, pinned.group)),
+        "cut": None if pinned.cut is None else ",".join(f"{x.pattern}:{x.factor}" for x in pinned.cut),
         "pipeline": pinned.pipeline,
         "data": pinned.data,
         "stages": stages,
@@ -276,17 +296,5 @@ def told(pinned: Pins) -> dict[str, str]:
 
 
 def freed(pinned: Pins, key: str) -> Pins:
-    """Returns the pins without one of them.
-
-    Args: `key` as `told` writes it; `spatial` takes grid, gather and changes of the grid along.
-    """
+    """Returns the pins without one, by its key in `told`; `spatial` takes grid, gather and changes of the grid along."""
     return replace(pinned, **{name: getattr(Pins(), name) for name in _FIELDS.get(key, (key,))})
-
-
-def each_freed(pinned: Pins) -> Iterator[tuple[str, Pins]]:
-    """Yields each pin that may be in the way, and the pins without it.
-
-    Yields: the key as `told` writes it, and the remaining pins.
-    """
-    for key in told(pinned):
-        yield key, freed(pinned, key)

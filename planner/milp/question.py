@@ -13,6 +13,7 @@ from planner.errors import BadInput, Infeasible
 from planner.milp import infeasible
 from planner.milp.configurations.configurations import SEARCHED, Configuration
 from planner.milp.configurations.spatial_choices import check_space
+from planner.milp.configurations.tensor_parts import check_parts
 from planner.milp.instance import Instance, changed
 from planner.milp.layer_orders import orders
 from planner.milp.limits import Effort
@@ -86,7 +87,7 @@ class Question:
         """
         if self.batch < 1:
             raise BadInput(f"batch is {self.batch}", allowed="1 or more")
-        fixed = check_space(pins(self.fix, self.schedules), self.profile.graph)
+        fixed = check_parts(check_space(pins(self.fix, self.schedules), self.profile.graph))
         profile, pinned = orders.as_pinned(self.profile, with_stages(fixed, self.profile.graph))
         precision = _choice(profile, "precision", self.precision, "fp32")
         execution = _choice(profile, "execution", self.execution, "eager")
@@ -138,7 +139,13 @@ def _check_limits(instance: Instance) -> None:
         )
     paired = bool(pinned.schedules) and all(FAMILIES[name].paired for name in pinned.schedules)
     stages = len(pinned.stages or ((),) * (pinned.pipeline or 1) * (pinned.chunks or 1))
-    degrees = (pinned.data or 1, pinned.spatial or 1, 2 if paired else 1, stages, bool(pinned.shard))
+    degrees = (
+        pinned.data or 1,
+        (pinned.spatial or 1) * prod(pinned.group or ()),
+        2 if paired else 1,
+        stages,
+        bool(pinned.shard),
+    )
     for found in instance.refusals(*degrees):
         fixed = " ".join(f"{key}={told(pinned)[key]}" for key in _REPLICAS if key in told(pinned))
         named = f"{found.where} " if found.rule == "optimizer" else ""
@@ -181,14 +188,16 @@ def refuse_impossible(pinned: Pins, cluster: Cluster, batches: Sequence[int]) ->
     Args: `batches` are those asked for; none where they are to be found.
     Raises: BadInput where the micro-batch divides no batch, or the degrees need more devices than there are.
     """
+    pinned = check_parts(pinned)
     micro, there = pinned.micro or 1, total_devices(cluster)
+    near = (pinned.spatial or 1) * prod(pinned.group or ())
     if batches and all(batch % micro for batch in batches):
         asked = ", ".join(map(str, batches))
         raise BadInput(f"micro is {micro}, the batch {asked}", where="fix", allowed="a divisor of the batch")
-    needed = (pinned.data or 1) * (pinned.pipeline or 1) * (pinned.spatial or 1)
+    needed = (pinned.data or 1) * (pinned.pipeline or 1) * near
     most = min(there, pinned.devices or there)
     if needed > most:
-        said = f"data, pipeline and spatial need {needed} devices together"
+        said = f"data, pipeline and {'group' if pinned.group else 'spatial'} need {needed} devices together"
         raise BadInput(said, where="fix", allowed=f"a product of at most {most}")
 
 

@@ -90,7 +90,12 @@ def degrees(instance: Instance) -> list[Degrees]:
     Returns: the most promising first.
     """
     slow, pinned = speeds(instance), instance.pins
-    if len(set(slow)) < 2 or (pinned.spatial or 1) > 1 or instance.profile.graph.synchronised:
+    if (
+        len(set(slow)) < 2
+        or (pinned.spatial or 1) > 1
+        or pinned.cut is not None
+        or instance.profile.graph.synchronised
+    ):
         return []
     most = min(len(slow), pinned.devices or len(slow))
     found: list[Degrees] = []

@@ -12,6 +12,7 @@ from planner.arrays import NS_PER_S, IntArray
 from planner.cost import stage_of
 from planner.kept import KeptEntries
 from planner.milp.configurations.spatial_choices import choice_of
+from planner.milp.configurations.tensor_parts import lines_of
 from planner.milp.cut.problem import CutProblem
 from planner.milp.cut.stage_costs import COMPUTE, KINDS
 from planner.milp.instance import Instance
@@ -35,7 +36,7 @@ from planner.plan import (
     StageTimes,
     places,
 )
-from planner.profile import SampleCost
+from planner.profile import Profile, SampleCost
 from planner.schedule import Kind
 from planner.simulate import PART_NAMES, compile, duration_vector, period
 from planner.sums import SumsByName, today
@@ -65,7 +66,7 @@ def plan_of(space: Instance, posed: CutProblem, answer: Answer, certificate: Cer
         batch=Batch(samples=space.batch, micro=shape.micro, micros=shape.micros),
         axes=axes,
         schedule=schedule_choice(posed),
-        stages=_stages(posed, answer.cut),
+        stages=_stages(posed, answer.cut, profile),
         places=places(axes, space.cluster),
         times=times,
         hops=messages,
@@ -100,7 +101,7 @@ def _kept(entries: KeptEntries) -> KeptWeights | None:
 
 def _sums(space: Instance, posed: CutProblem, cut: IntArray) -> SumsByName | None:
     """Returns how gradients are summed; None where each stage is as a run does it by itself."""
-    if posed.shape.holders == 1 or posed.shape.shard or posed.shape.held:
+    if posed.shape.holders == 1 or posed.shape.shard or posed.shape.held or posed.shape.mesh:
         return None
     own = str(today(posed.shape.holders))
     names = tuple(
@@ -134,13 +135,14 @@ def schedule_choice(posed: CutProblem) -> ScheduleChoice:
     )
 
 
-def _stages(posed: CutProblem, cut: IntArray) -> tuple[StagePlan, ...]:
+def _stages(posed: CutProblem, cut: IntArray, profile: Profile) -> tuple[StagePlan, ...]:
     names = [layer.name for layer in posed.tables.graph.layers]
     choice, found = choice_of(posed.shape), list[StagePlan]()
     held, ranks = posed.shape.held, posed.shape.ranks
     shard = StageShard(what=held, ranks=ranks if ranks < posed.shape.data else 0, unit="") if held else None
     for p, (i, j) in enumerate(pairwise(cut.tolist())):
         grid, gather, regrid = stage_of(choice, (i, j), names)
+        lines = lines_of(posed.shape.cut, profile.graph, names[i:j])
         until = j if posed.until is None else int(posed.until[p])
         found.append(
             StagePlan(
@@ -151,6 +153,8 @@ def _stages(posed: CutProblem, cut: IntArray) -> tuple[StagePlan, ...]:
                 gather_before=gather,
                 regrid=regrid,
                 shard=shard,
+                mesh=posed.shape.mesh if len(posed.shape.mesh) > 1 and lines else (),
+                cut=lines,
             )
         )
     return tuple(found)

@@ -141,7 +141,9 @@ class ModelGraph(Shown):
     captured_micro: int  # the micro-batch that was captured when the batch is not symbolic
     least_micro: int = 1  # the range of micro-batches that a symbolic batch serves
     most_micro: int = 0  # 0: all larger ones
-    operations: tuple[str, ...] = ()  # of models that slide over space, as `planner.spatial` writes them
+    operations: tuple[
+        str, ...
+    ] = ()  # as `planner.spatial` writes them; none where sizes are not known before
     captured_order: tuple[str, ...] = ()  # names of the layers as captured, where that is another
     synchronised: tuple[str, ...] = ()  # layers with a batch norm over all replicas
 

@@ -1,4 +1,4 @@
-"""The proof of a plan as data: bounds, what was searched, and the plans that were priced beside it.
+"""What a plan predicts, and its proof as data: bounds, what was searched, and the plans priced beside it.
 
 No sentence is stored. `planner.show.proof` makes every text about a certificate from these values.
 """
@@ -14,6 +14,62 @@ from planner.files import Count, Flag, Natural, NotNegative, Part, Text
 MOST_NEAR = 6  # rivals of the kind "near" that a certificate names at most
 Axis = Literal["data", "pipeline", "spatial"]
 Stage = Literal["picked", "settled", "proved"]
+
+
+class StageTimes(Part):
+    """Durations of one stage for one micro-batch, nanoseconds; `step` and `sync` are once a step."""
+
+    forward_ns: Natural
+    backward_ns: Natural
+    input_grad_ns: Natural
+    weight_grad_ns: Natural
+    recompute_ns: Natural = 0
+    sync_ns: Natural = 0
+    step_ns: Natural = 0
+
+
+class ReplicaTimes(Part):
+    """Durations on replicas whose devices take other times than those of replica 0."""
+
+    replicas: tuple[Natural, ...]
+    times: tuple[StageTimes, ...] = Field(description="one a stage")
+
+
+class Hop(Part):
+    """One message a micro-batch between two stages: which Values, how many bytes, how long on the wire."""
+
+    direction: Literal["act", "grad"]
+    sender: Natural = Field(description="stage")
+    receiver: Natural = Field(description="stage")
+    values: tuple[str, ...]
+    bytes: Natural
+    ns: Natural
+
+
+class Memory(Part):
+    """Predicted peak of one pipeline worker, bytes, by what holds it."""
+
+    parameters: Natural
+    gradients: Natural
+    optimizer: Natural
+    activations: Natural
+    buffers: Natural = Field(description="receives, sync, workspace")
+    margin: Natural
+    limit: Natural
+
+    @property
+    def total(self) -> int:
+        """Returns the bytes of all parts, the margin included."""
+        return (
+            self.parameters + self.gradients + self.optimizer + self.activations + self.buffers + self.margin
+        )
+
+
+class Prediction(Part):
+    step_ns: Natural
+    low_ns: Natural = Field(description="lower end of the error bar")
+    high_ns: Natural
+    memory: tuple[Memory, ...] = Field(description="one a pipeline worker")
 
 
 class PlannedConfiguration(Part):
@@ -37,6 +93,7 @@ class PlannedConfiguration(Part):
     shared: Flag = Field(
         default=False, description="from `whole_from` on each rank has its share of the samples"
     )
+    mesh: tuple[Count, ...] = Field(default=(), description="ranks along the axes of a group with a cut")
     recompute: Literal["none", "where_needed", "all"] = "none"
     recomputed: tuple[Natural, ...] = Field(
         default=(), description="the stages that recompute, where they are chosen"

@@ -16,7 +16,9 @@ from planner.cluster import Cluster
 from planner.errors import BadPlan, Infeasible, Violation
 from planner.kept import kept_counts
 from planner.model import ModelGraph, misplaced, refusals
-from planner.plan.plan import Axes, Place, Plan, StagePlan, StageTimes
+from planner.plan.certificate import StageTimes
+from planner.plan.cuts import refused_cuts
+from planner.plan.plan import Axes, Place, Plan, StagePlan
 from planner.plan.sharding import refused_shards, refused_sums, shard_of, shared_by_element
 from planner.schedule import Kind, Schedule, parse_orders
 
@@ -217,6 +219,7 @@ def refused(plan: Plan, graph: ModelGraph, joint: str = "", whole: str = "") -> 
         `whole` one that needs whole parameters.
     """
     yield from refused_shards(plan, graph, whole)
+    yield from refused_cuts(plan, graph, whole or joint)
     yield from _refused_kept(plan, graph)
     yield from refused_sums(plan)
     if plan.batch.shares and graph.synchronised:

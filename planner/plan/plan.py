@@ -15,17 +15,18 @@ Chimera pair.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from planner import files
 from planner.cluster import Corrections
 from planner.files import Count, Flag, Natural, Part, Text
-from planner.plan.certificate import Certificate, of_version_1
+from planner.plan.certificate import Certificate, Hop, Prediction, ReplicaTimes, StageTimes, of_version_1
 from planner.sums import SumsByName
 
 PLAN_VERSION: Final = 2
+GROUP_AXIS: Final = "group"  # read as `spatial`
 
 _ACTIONS = re.compile(r"(?:\d+(?:[FBIWR]\d+|SYNC|STEP)'*(?: |$))*")
 
@@ -77,13 +78,33 @@ class Batch(Part):
         return sum(self.shares[:replica]) if self.shares else self.micros * replica
 
 
+def _with_group(schema: dict[str, Any]) -> None:
+    """Adds to the form of the axes the other name of the innermost one."""
+    schema["properties"][GROUP_AXIS] = schema["properties"]["spatial"] | {"title": "Group"}
+    schema["properties"]["order"]["items"]["enum"].append(GROUP_AXIS)
+
+
 class Axes(Part):
     """Degrees of the mesh; a rank is (data, pipeline, spatial). `order` goes from outermost to innermost."""
+
+    model_config = ConfigDict(json_schema_extra=_with_group)
 
     data: Count = 1
     pipeline: Count = 1
     spatial: Count = 1
     order: tuple[Literal["data", "pipeline", "spatial"], ...] = ("data", "pipeline", "spatial")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_group(cls, data: object) -> object:
+        """Reads `group` as the axis of the ranks that work on one micro-batch together, whatever they share of it."""
+        if not isinstance(data, dict) or "spatial" in data or ("group" not in data and "order" not in data):
+            return data
+        read = {GROUP_AXIS: "spatial"}
+        found = {read.get(key, key): value for key, value in data.items()}
+        if isinstance(found.get("order"), list):
+            found["order"] = [read.get(x, x) if isinstance(x, str) else x for x in found["order"]]
+        return found
 
 
 class ScheduleChoice(Part):
@@ -122,6 +143,20 @@ class StageShard(Part):
     )
 
 
+class CutLine(Part):
+    """The factor that some layers take along each axis of the group; nothing is said of an axis that is left out."""
+
+    layers: Text = Field(description="a module or a pattern of modules, such as blocks.*.attention")
+    x: str = Field("", description="such as heads, hidden, out, in, vocabulary, classes or sequence")
+    y: str = ""
+    z: str = ""
+
+    @property
+    def factors(self) -> tuple[str, ...]:
+        """Returns the factor along each axis; empty ones are not said."""
+        return self.x, self.y, self.z
+
+
 class StagePlan(Part):
     layers: tuple[str, ...]
     recompute: Flag = False
@@ -135,6 +170,12 @@ class StagePlan(Part):
     regrid: tuple[Regrid, ...] = Field((), description="where samples are re-split on the way, in order")
     shard: StageShard | None = Field(
         None, description="what replicas share; shard_optimizer is {what: state}"
+    )
+    mesh: tuple[Count, ...] = Field(
+        (), description="ranks along each axis of the group: x, y, z; empty: all are along x"
+    )
+    cut: tuple[CutLine, ...] = Field(
+        (), description="layers whose tensors the group has in parts; what is not named is alike on all ranks"
     )
 
 
@@ -185,62 +226,6 @@ PlaceRow = Annotated[
         {"type": "string", "pattern": r"^\d+( \d+){5}$", "description": f"six numbers: {PLACE_COLUMNS}"}
     ),
 ]
-
-
-class StageTimes(Part):
-    """Durations of one stage for one micro-batch, nanoseconds; `step` and `sync` are once a step."""
-
-    forward_ns: Natural
-    backward_ns: Natural
-    input_grad_ns: Natural
-    weight_grad_ns: Natural
-    recompute_ns: Natural = 0
-    sync_ns: Natural = 0
-    step_ns: Natural = 0
-
-
-class ReplicaTimes(Part):
-    """Durations on replicas whose devices take other times than those of replica 0."""
-
-    replicas: tuple[Natural, ...]
-    times: tuple[StageTimes, ...] = Field(description="one a stage")
-
-
-class Hop(Part):
-    """One message a micro-batch between two stages: which Values, how many bytes, how long on the wire."""
-
-    direction: Literal["act", "grad"]
-    sender: Natural = Field(description="stage")
-    receiver: Natural = Field(description="stage")
-    values: tuple[str, ...]
-    bytes: Natural
-    ns: Natural
-
-
-class Memory(Part):
-    """Predicted peak of one pipeline worker, bytes, by what holds it."""
-
-    parameters: Natural
-    gradients: Natural
-    optimizer: Natural
-    activations: Natural
-    buffers: Natural = Field(description="receives, sync, workspace")
-    margin: Natural
-    limit: Natural
-
-    @property
-    def total(self) -> int:
-        """Returns the bytes of all parts, the margin included."""
-        return (
-            self.parameters + self.gradients + self.optimizer + self.activations + self.buffers + self.margin
-        )
-
-
-class Prediction(Part):
-    step_ns: Natural
-    low_ns: Natural = Field(description="lower end of the error bar")
-    high_ns: Natural
-    memory: tuple[Memory, ...] = Field(description="one a pipeline worker")
 
 
 class Provenance(Part):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from planner import files
 from planner.plan.certificate import compact
-from planner.plan.plan import PLACE_COLUMNS, PLAN_VERSION, Plan
+from planner.plan.plan import GROUP_AXIS, PLACE_COLUMNS, PLAN_VERSION, Plan
 
 SCHEMA = "plan.schema.json"  # relative to the plan, as it lies in plans/
 _ONE_A_LINE = {"places": PLACE_COLUMNS, "orders": "one pipeline worker a line"}
@@ -60,15 +60,28 @@ def dump(plan: Plan) -> str:
     if plan.certificate is not None:
         data["certificate"] = compact(plan.certificate)
     for stage in data["stages"]:
-        for key in ("recompute_before", "gather_before", "regrid", "shard"):
+        for key in ("recompute_before", "gather_before", "regrid", "shard", "mesh", "cut"):
             if not stage[key]:
                 del stage[key]
         if "shard" in stage:
             stage["shard"] = {key: value for key, value in stage["shard"].items() if value}
         for turn in stage.get("regrid", ()):
             del turn["spatial" if turn["samples"] else "samples"]
+        for line in stage.get("cut", ()):
+            for axis in [axis for axis, factor in line.items() if not factor]:
+                del line[axis]
+    if any("cut" in stage for stage in data["stages"]):
+        data["axes"] = _with_group(data["axes"])
     data["places"] = [" ".join(map(str, row.values())) for row in data["places"]]
     for part, key in (("model", "arguments"), ("schedule", "settings"), ("provenance", "versions")):
         data[part][key] = dict(sorted(data[part][key].items()))
     header = f"# yaml-language-server: $schema={SCHEMA}\n"
     return files.render(data, header=header, one_a_line=_ONE_A_LINE)
+
+
+def _with_group(axes: dict[str, object]) -> dict[str, object]:
+    """Returns the axes with the innermost one by the name that it has where tensors are cut."""
+    order = axes["order"]
+    assert isinstance(order, list)
+    named = {GROUP_AXIS if key == "spatial" else key: value for key, value in axes.items()}
+    return named | {"order": [GROUP_AXIS if x == "spatial" else x for x in order]}

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from planner.show.explanation import SideBySide, against, compare
-from planner.show.plain import Markup, block, escaped, folded, paragraph, table, words
+from planner.show.markup import Markup, block, escaped, folded, paragraph, table
+from planner.show.plain import words
 from planner.show.proof import error_bar, plan_lines, proof_data, proof_list, proof_text, verdict
 from planner.show.rivals import RIVAL_HEADS, RivalRow, configuration_text, rival_rows
 from planner.show.timelines import perfetto, svg, terminal

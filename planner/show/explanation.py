@@ -10,7 +10,7 @@ from planner.errors import BadInput
 from planner.explore import Explanation, MoreMemory, PlanParts, PrunedState
 from planner.plan import Plan, distinct_replicas, reading_ns, times_of, world_size
 from planner.show import figures
-from planner.show.plain import block, paragraph, table
+from planner.show.markup import block, paragraph, table
 from planner.show.rivals import configuration_text, reading_text, rivals_text
 from planner.shown import Shown
 from planner.simulate import period_of_replica, simulate_plan

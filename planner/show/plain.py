@@ -1,22 +1,20 @@
-"""Plans, profiles and clusters in a few lines of plain text, for `show` and for the end of other commands.
-
-Small pieces of HTML for notebooks and the report: tables, paragraphs, folds. Everything users name is escaped.
-"""
+"""Plans, profiles and clusters in a few lines of plain text, for `show` and for the end of other commands."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from html import escape
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
 from planner.arrays import NS_PER_S
 from planner.cluster import NOTABLE_SHARE, Cluster, total_devices
-from planner.plan import Plan, StagePlan
+from planner.layout import GroupLayout, LocalGraph, path
+from planner.model import ModelGraph
+from planner.plan import Plan, StagePlan, graph_on_group
 from planner.profile import CostKey, LayerCost, Profile, kept_values
 from planner.show.proof import plan_lines, shown_arguments
 from planner.show.rivals import rivals_text
+from planner.spatial import GETITEM
 from planner.terminal import columns
 from planner.units import format_bytes, format_duration, format_percent
 
@@ -26,11 +24,14 @@ if TYPE_CHECKING:
 _NAMED = 6  # layers of a list
 
 
-def of_plan(plan: Plan) -> str:
+def of_plan(plan: Plan, layouts: ModelGraph | None = None) -> str:
     """Returns a plan in its three lines, with its stages and the plans that were priced beside it.
 
-    Args: a plan without a certificate has no table of rivals.
+    Args: a plan without a certificate has no table of rivals; with `layouts`, the model of a plan with a cut, there is
+        a table of its operations instead.
     """
+    if layouts is not None:
+        return layouts_text(plan, layouts)
     return "\n\n".join(
         part for part in ("\n".join(plan_lines(plan)), _stages(plan), rivals_text(plan)) if part
     )
@@ -57,12 +58,21 @@ def _stages(plan: Plan) -> str:
         (*row[:3], *([_space(stage)] if cut else []), *row[3:5], format_bytes(row[5]), row[6])
         for row, stage in zip(rows, plan.stages, strict=True)
     ]
-    head = ("stage", "worker", "layers", *(["samples"] if cut else []), "forward", "backward")
+    head = (
+        "stage",
+        "worker",
+        "layers",
+        *(["in parts"] if any(x.cut for x in plan.stages) else ["samples"] if cut else []),
+        "forward",
+        "backward",
+    )
     return columns(shown, (*head, "peak of worker", ""))
 
 
 def _space(stage: StagePlan) -> str:
-    """Returns how samples lie in a stage, from its first layer on."""
+    """Returns how samples lie in a stage, from its first layer on, or which layers have tensors in parts."""
+    if stage.cut:
+        return ", ".join(f"{line.layers} by {'+'.join(filter(None, line.factors))}" for line in stage.cut)
     parts = ["x".join(map(str, stage.spatial)) + " parts" if stage.spatial else "whole"]
     for turn in stage.regrid:
         grid = "shared whole" if turn.samples else "x".join(map(str, turn.spatial)) + " parts"
@@ -106,7 +116,7 @@ def of_profile(profile: Profile) -> str:
 
 
 def _beside(profile: Profile) -> Iterator[str]:
-    """Yields a sentence where the machine was busy with something else, and one on reading samples."""
+    """Yields that the machine was busy with something else, and what reading samples takes, where either is so."""
     if profile.others > NOTABLE_SHARE:
         yield (
             f"Other processes took {profile.others:.0%} of this machine while it was measured, so that times may be "
@@ -197,90 +207,78 @@ def of_cluster(cluster: Cluster) -> str:
     )
 
 
-class Markup(str):
-    """Text that is HTML already; a table leaves it as it is."""
+def layout_rows(plan: Plan, graph: ModelGraph) -> list[dict[str, object]]:
+    """Returns how every operation of a plan's model lies on its group: a row an operation, as data.
 
-
-def escaped(value: object) -> str:
-    """Returns a value as text that HTML shows as it is.
-
-    Args: `Markup` is HTML already and comes back unchanged.
+    Args: `graph` is the model of the plan, with its operations.
+    Returns: the factor along each axis, how the result lies, and what conversions of its inputs send, in elements.
     """
-    return value if isinstance(value, Markup) else escape(str(value), quote=True)
-
-
-def table(
-    heads: Sequence[str],
-    rows: Iterable[Iterable[object]],
-    *,
-    most: int | None = 40,
-    caption: str = "",
-    ours: int | None = None,
-) -> str:
-    """Returns a table for a notebook or a page. Columns of numbers, with or without a unit, stand right.
-
-    Args: cells that are not `Markup` are escaped; rows beyond `most` are counted; a `caption` names a table of the
-    page, which scrolls by itself; the row numbered `ours` is marked.
-    """
-    listed = [[cell if isinstance(cell, Markup) else str(cell) for cell in row] for row in rows]
-    shown = listed[:most]
-    right = [
-        all(not row[i] or _NUMBER.fullmatch(row[i]) for row in shown) and bool(shown)
-        for i in range(len(heads))
-    ]
-    head = "".join(
-        f'<th scope="col"{_side(r, bool(caption))}>{escaped(name)}</th>'
-        for name, r in zip(heads, right, strict=True)
-    )
-    body = "".join(
-        f"<tr{' class=ours' if at == ours else ''}>"
-        + "".join(
-            f"<td{_side(r, bool(caption))}>{escaped(cell)}</td>" for cell, r in zip(row, right, strict=True)
+    found, stage_of = graph_on_group(plan, graph), {x: i for i, s in enumerate(plan.stages) for x in s.layers}
+    rows, seen = [], set[tuple[str, GroupLayout, int]]()
+    for done in found.placed:
+        operation, steps, sent = done.operation, list[str](), [0.0, 0.0]
+        if operation.operation == GETITEM:
+            continue
+        ways = [(x, found.layouts[x][0], done.inputs[argument]) for argument, x in done.reads()]
+        ways += [(operation.name, a, b) for a, b in _resolved(found, operation.name)]
+        for name, source, target in ways:
+            key = name, target, stage_of.get(operation.layer, 0)
+            if source == target or key in seen:
+                continue
+            seen.add(key)
+            trained = name in found.trained
+            passages = path(source, target, found.mesh, trained=trained)
+            steps += [f"{step.forward}/{step.backward}" if trained else step.forward for step in passages]
+            for step in passages:
+                sent = [a + b for a, b in zip(sent, step.sent(found.mesh, trained=trained), strict=True)]
+        rows.append(
+            {
+                "layer": operation.layer,
+                "operation": operation.operation,
+                "factors": [factor or "alike" for factor in done.factors],
+                "makes": found.layouts[operation.name][0].text(),
+                "conversions": steps,
+                "forward": sent[0],
+                "backward": sent[1],
+            }
         )
-        + "</tr>"
-        for at, row in enumerate(shown)
-    )
-    label = f' aria-label="{escaped(caption)}"' if caption else ""
-    whole = f"<table{label}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    if caption:
-        whole = f'<div class="scroll" tabindex="0" role="region"{label}>{whole}</div>'
-    more = (
-        f"<p>and {len(listed) - len(shown)} more rows: to_rows() has all</p>"
-        if len(listed) > len(shown)
-        else ""
-    )
-    return whole + more
+    return rows
 
 
-def _side(right: bool, page: bool) -> str:
-    """Returns the class that the page's style knows, or the alignment for a notebook, which has no styles."""
-    if page:
-        return ' class="n"' if right else ' class="w"'
-    return ' align="right"' if right else ' align="left"'
+def _resolved(found: LocalGraph, name: str) -> Iterator[tuple[GroupLayout, GroupLayout]]:
+    """Yields the layouts of addends that are summed up as soon as they are made, before and after."""
+    if name in found.made:
+        yield from zip(found.made[name], found.layouts[name], strict=True)
 
 
-_NUMBER = re.compile(r"[-+]?\d[\d.,]*(?: ?[^\W\d]{1,4}| ?%|×)?")  # with a unit, or without
+def plan_data(plan: Plan, layouts: ModelGraph) -> dict[str, object]:
+    """Returns `layout_rows` under a name."""
+    return {"operations": layout_rows(plan, layouts)}
 
 
-def block(*parts: str) -> str:
-    """Returns pieces of HTML as one.
+def layouts_text(plan: Plan, graph: ModelGraph) -> str:
+    """Returns `layout_rows` as a table, with bytes of fp32 in the place of elements.
 
-    Args: empty pieces are left out.
+    Args: those of `layout_rows`.
     """
-    return f"<div>{''.join(part for part in parts if part)}</div>"
+    rows = layout_rows(plan, graph)
+    shown = [
+        (
+            row["layer"],
+            str(row["operation"]).removeprefix("aten."),
+            "+".join(row["factors"]),  # type: ignore[arg-type]
+            row["makes"],
+            ", ".join(row["conversions"]),  # type: ignore[arg-type]
+            _sent(row["forward"]),
+            _sent(row["backward"]),
+        )
+        for row in rows
+    ]
+    head = ("layer", "operation", "takes", "makes", "converts", "forward", "backward")
+    total = [sum(float(str(row[way])) for row in rows) for way in ("forward", "backward")]
+    micro = f"a rank sends {_sent(total[0])} forward and {_sent(total[1])} backward, a micro-batch in fp32"
+    return f"{columns(shown, head)}\n\n{micro}"
 
 
-def paragraph(words: object) -> str:
-    """Returns a paragraph of plain words.
-
-    Args: any value; its text is escaped.
-    """
-    return f"<p>{escaped(words)}</p>"
-
-
-def folded(summary: str, inside: str) -> str:
-    """Returns HTML that opens when its summary is clicked.
-
-    Args: `summary` is plain words, `inside` is HTML already.
-    """
-    return f"<details><summary>{escaped(summary)}</summary>{inside}</details>"
+def _sent(elements: object) -> str:
+    return format_bytes(round(4 * float(str(elements)))) if elements else ""

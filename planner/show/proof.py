@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from planner.plan import MOST_NEAR, Certificate, Plan, SearchSpace, told_shared, told_sums, world_size
-from planner.show.rivals import error_of, on_hosts, paired, rival_rows
+from planner.show.rivals import error_of, on_hosts, paired, rival_rows, together
 from planner.units import format_duration, format_percent, format_rate, number_word, plural
 
 BY_HAND = "not proved: this plan was written by hand"
@@ -59,9 +59,7 @@ def how(plan: Plan) -> str:
     Example: "2 replicas, no pipeline, 2 micro-batches of 2".
     """
     axes, schedule, batch = plan.axes, plan.schedule, plan.batch
-    parts = [f"{axes.data} replicas" if axes.data > 1 else "", _pipeline(plan)]
-    grid = next((stage.spatial for stage in plan.stages if stage.spatial), ())
-    parts.append(f"each sample in {'x'.join(map(str, grid))} shards" if axes.spatial > 1 else "")
+    parts = [f"{axes.data} replicas" if axes.data > 1 else "", _pipeline(plan), together(plan)]
     least = f"{min(batch.shares)} to " if batch.shares else ""
     parts.append(f"{least}{plural(batch.micros, 'micro-batch', 'micro-batches')} of {batch.micro}")
     recomputed, extra = sum(stage.recompute for stage in plan.stages), list[str]()

@@ -12,6 +12,8 @@ from planner.plan import (
     Rival,
     RivalKind,
     awaited_ns,
+    is_cut,
+    mesh_of,
     readers,
     reading_ns,
 )
@@ -235,3 +237,11 @@ def reading_text(plan: Plan) -> str:
         f"Reading samples takes {each}. A rank that reads alone has steps of {format_duration(awaited_ns(plan, 0))}; "
         f"{hidden} a rank would hide it, and `--data-workers auto` takes as many as there are cores."
     )
+
+
+def together(plan: Plan) -> str:
+    """Returns what the ranks of a group share of each micro-batch, in words; "" where each rank works alone."""
+    if is_cut(plan):
+        return f"tensors in parts on groups of {'x'.join(map(str, mesh_of(plan)))}"
+    grid = next((stage.spatial for stage in plan.stages if stage.spatial), ())
+    return f"each sample in {'x'.join(map(str, grid))} shards" if plan.axes.spatial > 1 else ""

@@ -18,8 +18,8 @@ from planner.explore import (
     Sweep,
 )
 from planner.plan import Plan, told_shared, told_sums
+from planner.show.markup import block, paragraph, table
 from planner.show.pictures import dots
-from planner.show.plain import block, paragraph, table
 from planner.terminal import columns
 from planner.units import format_bytes, format_duration, plural
 

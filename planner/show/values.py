@@ -12,7 +12,8 @@ from planner.model import ModelGraph, served
 from planner.plan import Plan, stage_rows
 from planner.profile import Profile
 from planner.show import pictures, timelines
-from planner.show.plain import block, folded, of_cluster, of_profile, paragraph, table
+from planner.show.markup import block, folded, paragraph, table
+from planner.show.plain import of_cluster, of_profile
 from planner.show.proof import plan_lines, proof_list
 from planner.show.rivals import RIVAL_HEADS, rival_rows
 from planner.terminal import columns

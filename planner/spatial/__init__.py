@@ -44,8 +44,8 @@ from planner.spatial.rules.rows import ROWS
 from planner.spatial.rules.table import RULES
 from planner.spatial.rules.windows import divisors, front_padding
 from planner.spatial.sample_shares import grown, wider
-from planner.spatial.segment import SLIDING, Placed, Segment, cut_model, with_targets
-from planner.spatial.traffic import Cost, Price, Traffic, price
+from planner.spatial.segment import SLIDING, Placed, Segment, cut_model, slides, with_targets
+from planner.spatial.traffic import Cost, Price, Traffic, element_bytes, price
 
 __all__ = [
     "AFTER",
@@ -96,6 +96,7 @@ __all__ = [
     "coordinates",
     "cut_model",
     "divisors",
+    "element_bytes",
     "entry",
     "from_text",
     "front_padding",
@@ -105,6 +106,7 @@ __all__ = [
     "neighbours",
     "price",
     "rank_at",
+    "slides",
     "take",
     "to_text",
     "whole",

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Final
 
+from planner.model import ModelGraph
 from planner.spatial import sample_shares
 from planner.spatial.layout import Layout, along, entry, whole
 from planner.spatial.operation import GETITEM, INPUT, STATE, TARGET, Operation, Ref
@@ -284,3 +285,9 @@ def _outputs(
     if placed.step is None:
         return tuple(map(whole, operation.outputs))
     return placed.step.outputs
+
+
+def slides(graph: ModelGraph) -> bool:
+    """Returns whether some operation of a model slides over space, so that samples may be cut there."""
+    names = [f'"operation":"{name}"' for name in SLIDING]
+    return any(name in line for line in graph.operations for name in names)

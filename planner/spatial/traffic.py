@@ -20,7 +20,7 @@ from planner.spatial.layout import Layout, check_grid, middle_of, shard_elements
 from planner.spatial.operation import INPUT, Ref, from_text
 from planner.spatial.regrid import Grid, Resplit
 from planner.spatial.rows_needed import Fetch, sent_elements
-from planner.spatial.segment import Placed, Segment, cut_model
+from planner.spatial.segment import Placed, Segment, cut_model, slides
 
 ELEMENT_BYTES: Final = 4  # where no Value has a gradient; lower precisions send less
 # Operations that compute while halos travel.
@@ -95,7 +95,7 @@ def price(
     """
     operations = tuple(map(from_text, graph.operations))
     given = [x for x in operations if x.operation == INPUT]
-    if not given:
+    if not given or not slides(graph):
         raise BadInput("nothing in the model slides over space", where="spatial", allowed="1")
     for operation in given:
         if len(operation.outputs[0]) > 2:
@@ -107,7 +107,7 @@ def price(
         size = shard_elements(layout, segment.grids[value.name])
         held[value.name] = size / max(1, prod(layout.shape))
     return Price(
-        layers=_layers(segment, _element_bytes(graph)),
+        layers=_layers(segment, element_bytes(graph)),
         values=held,
         gathered=ends(segment),
         samples=given[0].outputs[0][0] * (prod(grid) if shares else 1),
@@ -115,7 +115,7 @@ def price(
     )
 
 
-def _element_bytes(graph: ModelGraph) -> int:
+def element_bytes(graph: ModelGraph) -> int:
     """Returns the bytes of an element of the widest Value with a gradient, by the bits in its type's name."""
     bits = (re.search(r"\d+", value.dtype) for value in graph.values if value.needs_grad)
     return max((int(found[0]) // 8 for found in bits if found), default=ELEMENT_BYTES)

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from math import ceil, prod
 
 from planner.arrays import NS_PER_S
-from planner.cost import copies_of_statistics, losses_held, setting_of, stage_bytes, step_bytes
+from planner.cost import copies_of_statistics, losses_held, on_group, setting_of, stage_bytes, step_bytes
 from planner.errors import Violation
 from planner.kept import KeptEntries
 from planner.model import ModelGraph
@@ -15,8 +15,11 @@ from planner.plan import (
     BY_ELEMENT,
     Plan,
     StagePlan,
+    graph_on_group,
     grids_of,
+    is_cut,
     kept_of,
+    refused_cuts,
     schedule_of,
     shard_of,
     shared_from,
@@ -36,6 +39,10 @@ def violations(plan: Plan, profile: Profile) -> list[Violation]:
     """
     kept = KeptEntries(kept_of(plan, profile.graph))
     profile = replace(corrected(profile, plan.fitted), kept=kept)
+    if is_cut(plan):
+        if next(refused_cuts(plan, profile.graph), None) or list(_profiled(plan, profile)):
+            return list(_profiled(plan, profile))
+        profile = on_group(profile, setting_of(plan), graph_on_group(plan, profile.graph), None)
     return list(_profiled(plan, profile)) or [*_times(plan, profile), *_memory(plan, profile)]
 
 

@@ -2,11 +2,20 @@
 
 In come a graph, how its tensors lie (`planner.layout.LocalGraph`) and the group of ranks. The graph is rewritten so
 that it computes one rank's parts; results and gradients are those of the whole.
-Start at `rewrite.py`, then read `convert.py` and `moves.py` (what a conversion sends), and `kernels.py`.
+Start at `rewrite.py`, then `ranks.py` (a rank of a plan). Then read `convert.py` and `moves.py` (what a conversion sends), and `kernels.py`.
 """
 
 from runtime.layout.convert import Convert
 from runtime.layout.moves import CutGroup
+from runtime.layout.ranks import Places, TensorParts, places_of_parts, ranks_together
 from runtime.layout.rewrite import localise
 
-__all__ = ["Convert", "CutGroup", "localise"]
+__all__ = [
+    "Convert",
+    "CutGroup",
+    "Places",
+    "TensorParts",
+    "localise",
+    "places_of_parts",
+    "ranks_together",
+]

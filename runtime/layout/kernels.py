@@ -13,7 +13,7 @@ from torch import Tensor
 from planner.capture import Target, named_arguments
 from planner.layout import GroupLayout, LocalOperation, Passage, everywhere
 from runtime.layout.convert import passed
-from runtime.layout.moves import CutGroup
+from runtime.layout.moves import CutGroup, region
 from runtime.spatial import call_named
 
 
@@ -184,10 +184,22 @@ def _causal(call: LocalCall, arguments: Arguments) -> Tensor:
     return call.run(arguments, attn_mask=seen, is_causal=False)
 
 
+def _dropped(call: LocalCall, arguments: Arguments) -> Tensor:
+    """Returns this rank's part of a dropout, whose mask is drawn for the whole tensor as one process would."""
+    x, layout = _tensor(arguments, "input"), call.placed.outputs[0]
+    order = sorted(
+        range(x.ndim), key=lambda dim: -x.stride()[dim]
+    )  # numbers are drawn in the order of memory
+    ones = x.new_ones([layout.shape[dim] for dim in order])
+    mask = call.run(arguments, input=ones.permute([order.index(dim) for dim in range(x.ndim)]))
+    return x * region(mask, layout, call.group).clone()
+
+
 KERNELS: Final[Mapping[str, Kernel]] = {
     "share": _share,
     "vocabulary": _vocabulary,
     "classes": _classes,
     "causal": _causal,
+    "dropped": _dropped,
     "rows": _rows,
 }

@@ -156,6 +156,18 @@ _MOVES: dict[str, Callable[[Tensor, GroupLayout, GroupLayout, int, CutGroup], Te
 }
 
 
+def region(tensor: Tensor, layout: GroupLayout, group: CutGroup) -> Tensor:
+    """Returns this rank's part of a whole tensor.
+
+    Args: `layout` says how it is cut; addends and what is owed do not matter.
+    """
+    for dim, cut in enumerate(layout.cuts):
+        if cut is not None:
+            runs = cut.runs(cut.place(group.position, group.mesh))
+            tensor = torch.cat([tensor.narrow(dim, low, high - low) for low, high in runs], dim)
+    return tensor
+
+
 def _cut(layout: GroupLayout, axis: int) -> tuple[int, DimCut]:
     dim = layout.dim(axis)
     assert dim is not None

@@ -45,7 +45,8 @@ class _Localiser:
 
     def write(self) -> None:
         for done in self.graph.placed:
-            if done.operation.name in self.nodes:
+            node = self.nodes.get(done.operation.name)
+            if node is not None and node.op != "placeholder":  # what another stage makes comes in as it lies
                 self._convert_inputs(done)
                 self._place(done)
                 self._resolve(done.operation.name)

@@ -5,35 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
-from planner.capture import Captured, StageModule, name_of, operations_of
-from planner.layout import GroupLayout, LocalGraph, Mesh, Wish, granted, propagate, unmet
-from runtime.layout.moves import CutGroup
+from planner.capture import Captured, StageModule, name_of
+from planner.layout import STATE_PREFIX, GroupLayout, LocalGraph, Mesh, Wish, cut_of
+from runtime.layout.moves import CutGroup, region
 from runtime.layout.rewrite import localise
 from runtime.spatial import matched
 
-STATE = "state:"  # before the name of a parameter or buffer, among the tensors of a `LocalGraph`
+STATE = STATE_PREFIX
 
 
 def local_graph(captured: Captured, mesh: Mesh, wishes: Sequence[Wish]) -> LocalGraph:
-    """Returns a captured model as the ranks of a group compute it.
+    """Returns a captured model as the ranks of a group compute it, for the micro-batch that was captured.
 
     Args: `mesh` has the parts along each axis; `wishes` say which modules take which factor.
     Raises: NoRule for what cannot be done exactly, BadInput for a wish that no module can grant.
     """
-    operations = operations_of(captured.layout)
-    trained = {f"{STATE}{row.name}" for row in captured.graph.parameters if row.trainable}
-    leaving = {value.name for value in captured.graph.values}
-    graph = propagate(operations, mesh, granted(wishes, operations), trained, _resolved(captured) & leaving)
-    unmet(wishes, graph.taken, operations)
-    return graph
-
-
-def _resolved(captured: Captured) -> set[str]:
-    """Returns the names of what a model hands out: its loss, and what else is asked of it."""
-    layout = captured.layout
-    return {layout.crossing[node] for node in layout.traced.outputs}
+    return cut_of(captured.graph, captured.layout.probes[0].n, mesh, wishes)
 
 
 def cut_stage(module: StageModule, graph: LocalGraph, group: CutGroup) -> None:
@@ -50,18 +39,6 @@ def cut_stage(module: StageModule, graph: LocalGraph, group: CutGroup) -> None:
             parameter = torch.nn.Parameter(own, tensor.requires_grad)
             setattr(module, slot, parameter if isinstance(tensor, torch.nn.Parameter) else own)
     localise(module._run, nodes_of(module), graph, group)
-
-
-def region(tensor: Tensor, layout: GroupLayout, group: CutGroup) -> Tensor:
-    """Returns this rank's part of a whole tensor.
-
-    Args: `layout` says how it is cut; addends and what is owed do not matter.
-    """
-    for dim, cut in enumerate(layout.cuts):
-        if cut is not None:
-            runs = cut.runs(cut.place(group.position, group.mesh))
-            tensor = torch.cat([tensor.narrow(dim, low, high - low) for low, high in runs], dim)
-    return tensor
 
 
 def held_of(module: StageModule, graph: LocalGraph) -> Mapping[str, GroupLayout]:

@@ -15,6 +15,7 @@ from planner.plan import Plan
 from planner.program import Program
 from planner.timeline import COLLECTIVE, Event, encode
 from runtime.execute import Interpreter, Pulse, Tracer, program_of
+from runtime.layout import TensorParts
 from runtime.rank.evaluation import Evaluation
 from runtime.rank.parts import Node, RankOptions, RankParts
 from runtime.rank.rank import Feed, Rank
@@ -92,6 +93,7 @@ def assemble(
         idle=idle,
         flats=flats,
         units=parts.units,
+        parts=parts.sharing if isinstance(parts.sharing, TensorParts) else None,
         updater=updater,
         shared=[one for found in shared.values() for one in found],
         keys=parts.keys,
@@ -109,6 +111,10 @@ def _agreed_program(plan: Plan, captured: Captured, world: World, parts: RankPar
     program = program_of(plan, world)
     if not world.agree(program.digest + captured.graph.fingerprint):
         raise BadPlan("the ranks have derived different programs: versions or files differ between nodes")
+    if parts.cut is not None and not world.agree(repr(parts.cut)):
+        raise BadPlan(
+            "the ranks have derived different parts of tensors: versions or files differ between nodes"
+        )
     masks = parts.options.masks
     if not world.agree(masks.digest if masks is not None else ""):
         raise BadPlan("the ranks have other masks of pruned weights: the file differs between nodes")

@@ -124,7 +124,7 @@ class Evaluation:
             )
         if plan.batch.shares:
             program = forward_program(plan, world, routes, parts.place.data)
-        sharing = parts.sharing.of_others(plan, every, micro) if parts.sharing else None
+        sharing = parts.sharing.of_others(plan, every, micro, captured.graph) if parts.sharing else None
         self._feed = Feed(reads, world.device)
         modules = {stage: every[stage] for _, stage in parts.held}
         draws = drawing_order(captured.layout.traced.graph)

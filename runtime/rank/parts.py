@@ -13,16 +13,16 @@ from planner.capture import Captured, StageModule, StateUse, cut, use_of_states
 from planner.errors import BadPlan
 from planner.kept import Masks
 from planner.model import Buffer
-from planner.plan import Plan, refused, schedule_of
+from planner.plan import Plan, graph_on_group, is_cut, refused, schedule_of
 from planner.schedule import Action, Kind, Schedule
 from runtime import stage as stages
 from runtime import update as updates
 from runtime.execute import AUTOCAST
 from runtime.kept import flat_maker
+from runtime.layout import TensorParts, places_of_parts, ranks_together
 from runtime.messages import Routes, Transport, check_hops, in_order_of, routes_of, stages_of_layers
 from runtime.rank import sync_batchnorm
 from runtime.sharding import Load, RankUnits, SharedFlat, StageUnits, flats_of, shared_buckets, stand_in
-from runtime.spatial import sharing
 from runtime.stage import (
     AnyStage,
     Keys,
@@ -91,7 +91,9 @@ class RankParts:
         self.routes = routes_of(self.graph, self.stage_of)
         check_hops(self.routes, plan.hops)
         self.keys = Keys(options.seed, world.device)
-        found = buckets_of(self.graph, self.stage_of, self.mesh, trained(self.captured))
+        self.cut = graph_on_group(plan, self.graph) if is_cut(plan) else None
+        parts = places_of_parts(self.cut) if self.cut is not None else None
+        found = buckets_of(self.graph, self.stage_of, self.mesh, trained(self.captured), parts)
         self.buckets = shared_buckets(found, plan, self.graph, self.mesh)
         self.units = RankUnits([])
         self.parameters: dict[str, nn.Parameter] = {}
@@ -108,7 +110,7 @@ class RankParts:
         every = cut(self.captured, self.edges)
         outer = {value.name for value in self.graph.values if value.role != "hidden"}
         self.reads = {i: [x for x in module.inputs if x in outer] for i, module in enumerate(every)}
-        self.sharing = sharing(self.plan, every, self.mesh, self.world)
+        self.sharing = ranks_together(self.plan, every, self.cut, self.mesh, self.world)
         self.replicas = sync_batchnorm.peers(self.plan, every, self.world)
         mine: dict[int, StageModule] = {}
         self.draws = stages.numbered(every, self.graph)
@@ -125,6 +127,9 @@ class RankParts:
         """Returns the tensors of a stage, with stand-ins for those of which ranks hold parts."""
         apart = {name for each in self.buckets if each.shared == "parameters" for name in each.names}
         rows = self._rows(module)
+        if isinstance(self.sharing, TensorParts):  # one after the other: whole ones need not fit together
+            own = self.sharing.shrunk(module).own
+            return {name: own(name, load.parameters([name])[name]) for name in rows}
         absent = {name: tensor for name, tensor in module.named_parameters() if name in apart}
         here = load.parameters([name for name in rows if name not in apart])
         return {**here, **{name: stand_in(tensor, self.world.device) for name, tensor in absent.items()}}
@@ -175,16 +180,10 @@ class RankParts:
             summed = any(not row.update for row in written)
             group = self.world.new_group(ranks) if len(ranks) > 1 and summed else None
             if stage in modules:
-                common = sync_batchnorm.states(modules[stage]) if self.replicas else ()
+                module, forwards = modules[stage], self._forwards(stage)
+                common = sync_batchnorm.states(module) if self.replicas else ()
                 found[stage] = shared_states(
-                    modules[stage],
-                    written,
-                    self.buffers,
-                    common,
-                    self.plan,
-                    self.place,
-                    group,
-                    self._forwards(stage),
+                    module, written, self.buffers, common, self.plan, self.place, group, forwards
                 )
         return found
 

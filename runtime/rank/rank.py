@@ -17,6 +17,7 @@ from runtime.checkpoint import Checkpoint, CheckpointPart, Elements
 from runtime.data import Region, Rows, Wanted
 from runtime.execute import Interpreter, Tensors, Tracer
 from runtime.kept import KeptFlat, fitting
+from runtime.layout import TensorParts
 from runtime.messages import Transport, stages_of_layers
 from runtime.sharding import RankUnits
 from runtime.stage import AnyStage, Keys, Scaler, SharedState
@@ -67,6 +68,7 @@ class Rank:
     idle: dict[str, Tensor]  # parameters and buffers that no layer uses, on the first rank
     flats: list[AnyFlat]
     units: RankUnits
+    parts: TensorParts | None  # where ranks of a group hold parts of parameters
     updater: Updater
     shared: list[SharedState]
     keys: Keys
@@ -201,9 +203,10 @@ class Rank:
         load_state(optimizers, parts, SavedState(states, checkpoint.settings))
 
     def _saved(self, checkpoint: Checkpoint, names: Sequence[str]) -> dict[str, dict[str, Tensor]]:
-        """Returns the saved state of parameters, of the entries that are kept here."""
+        """Returns the saved state of parameters, of the entries or the parts that are kept here."""
         here, saved = self._indices(), checkpoint.kept(names)
-        return {
+        own = self.parts.own if self.parts is not None else lambda _, x: x
+        found = {
             name: fitting(
                 state,
                 here.get(name),
@@ -213,6 +216,7 @@ class Rank:
             )
             for name, state in checkpoint.state(names).items()
         }
+        return {name: {key: own(name, x) for key, x in state.items()} for name, state in found.items()}
 
     def _indices(self) -> dict[str, Tensor]:
         """Returns the kept entries of the pruned parameters of this rank."""
@@ -238,6 +242,9 @@ class Rank:
         self.updater.settle()
         saved = state_of(self.updater.optimizers, self.flats)
         tensors = self._first_held()
+        if self.parts is not None and not self.mesh.by_rank[self.world.rank].data:
+            names = [name for flat in self.flats for name in flat.bucket.names]
+            self.parts.join(names, self.parameters, tensors, saved.tensors, saved.settings)
         elements: dict[str, Elements] = {}
         for flat in self.flats:
             counted = {name for name, _ in flat.counted(self.world.rank)}

@@ -11,7 +11,7 @@ from runtime.spatial.box import BoxRunner, ShardRunner
 from runtime.spatial.group import GroupWire, SampleGroup, Wire
 from runtime.spatial.kernels.norm import OverReplicas
 from runtime.spatial.operation import call_named
-from runtime.spatial.ranks import AloneShard, sharing
+from runtime.spatial.ranks import AloneShard, Sharing, sharing
 from runtime.spatial.shard import called, matched
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "OverReplicas",
     "SampleGroup",
     "ShardRunner",
+    "Sharing",
     "Wire",
     "call_named",
     "called",

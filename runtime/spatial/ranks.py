@@ -16,6 +16,7 @@ from torch import Tensor
 
 from planner.capture import StageModule
 from planner.errors import BadPlan
+from planner.model import ModelGraph
 from planner.plan import Plan, shared_from
 from planner.spatial import SPACE, Grid, Grids, Layout, Operation, check_grid, coordinates, middle_of, rank_at
 from runtime.data import Region, Rows
@@ -47,10 +48,11 @@ class Sharing:
             mesh = SampleGroup(self.analysed[stage].grid, wire)
             shard(module, self.analysed[stage], mesh, overlap=stage not in owing)
 
-    def of_others(self, plan: Plan, every: Sequence[StageModule], micro: int) -> Sharing:
+    def of_others(self, plan: Plan, every: Sequence[StageModule], micro: int, graph: ModelGraph) -> Sharing:
         """Returns the same group for other operations of the plan's stages, as of an evaluation.
 
-        Args: `every` are all stages of the plan; `micro` is their micro-batch, which may be another one.
+        Args: `every` are all stages of the plan, of the model `graph`; `micro` is their micro-batch, which may be
+            another one.
         Raises: BadPlan where they take another part of the batch, NoRule for what cannot be done on shards.
         """
         if shares_of(plan) and micro % plan.axes.spatial:

@@ -15,7 +15,16 @@ from planner import workload as workloads
 from planner.capture import Captured, capture, initial
 from planner.errors import BadInput, BadPlan
 from planner.kept import Masks
-from planner.plan import Plan, awaited_ns, cards_of, refused, schedule_of, shared_by_element, told_sums
+from planner.plan import (
+    Plan,
+    awaited_ns,
+    cards_of,
+    is_cut,
+    refused,
+    schedule_of,
+    shared_by_element,
+    told_sums,
+)
 from planner.program import violations
 from planner.schedule import check_schedule
 from planner.shown import printable
@@ -83,16 +92,17 @@ def prepare(
         raise BadInput(
             "eval_every needs a dataset to evaluate", where=model.workload.where, allowed="valid_dataset()"
         )
-    if job.ema is not None and shared_by_element(model.plan):
+    if job.ema is not None and (shared_by_element(model.plan) or is_cut(model.plan)):
         raise BadInput(
-            "ema averages whole parameters, and this plan shares their elements among replicas",
+            "ema averages whole parameters, and this plan shares their elements among ranks",
             where="launch",
-            allowed="no ema, or a plan with `--fix shard=none` or `shard=state`",
+            allowed="no ema, or a plan without a cut and with `--fix shard=none` or `shard=state`",
         )
     check_kept(model.plan, model.captured.graph, job, Paths(folder), model.workload)
     check_averages(model.plan, model.captured, job)
     joint = check_optimizer(model.workload, model.captured.graph)
-    whole = whole_optimizer(model.workload, model.captured.graph) if shared_by_element(model.plan) else ""
+    parted = shared_by_element(model.plan) or is_cut(model.plan)
+    whole = whole_optimizer(model.workload, model.captured.graph) if parted else ""
     for found in refused(model.plan, model.captured.graph, joint, whole):
         raise BadPlan(str(found))
     check_sums(model.plan, job, here=warn is None)

@@ -239,7 +239,14 @@ def one_process(plan: Plan) -> Plan:
             "schedule": choice,
             "stages": (
                 StagePlan(
-                    layers=layers, recompute_before="", spatial=(), gather_before="", regrid=(), shard=None
+                    layers=layers,
+                    recompute_before="",
+                    spatial=(),
+                    gather_before="",
+                    regrid=(),
+                    shard=None,
+                    mesh=(),
+                    cut=(),
                 ),
             ),
             "places": (Place(rank=0, node=0, slot=0, data=0, pipeline=0, spatial=0),),

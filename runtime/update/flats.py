@@ -16,6 +16,7 @@ from torch import Tensor
 
 from planner.model import ModelGraph
 from planner.plan import BY_ELEMENT
+from runtime.layout import Places
 from runtime.world import RankMesh
 
 Node = tuple[int, int]  # pipe, stage
@@ -45,22 +46,37 @@ class Bucket:
 
 
 def buckets_of(
-    graph: ModelGraph, stage_of: Sequence[int], mesh: RankMesh, trained: Collection[str]
+    graph: ModelGraph,
+    stage_of: Sequence[int],
+    mesh: RankMesh,
+    trained: Collection[str],
+    parts: Mapping[str, Places] | None = None,
 ) -> tuple[Bucket, ...]:
     """Returns the buckets of a model, in an order that is the same on every rank.
 
-    Args: `stage_of` has the stage of each layer; `trained` names the parameters that a training changes.
-    Returns: one bucket for each set of stages and type.
+    Args: `stage_of` has the stage of each layer; `trained` names the parameters that a training changes; `parts` has
+        the ranks of a group that hold the same part of each parameter that is cut.
+    Returns: one bucket for each set of stages and type, and for each part of what is cut.
     """
-    found: dict[tuple[tuple[int, ...], str], list[str]] = {}
+    found: dict[tuple[tuple[int, ...], str, Places], list[str]] = {}
     for parameter in graph.parameters:
         if parameter.name in trained:
             stages = tuple(sorted({stage_of[graph.index[user]] for user in parameter.users}))
-            found.setdefault((stages, parameter.dtype), []).append(parameter.name)
+            key = stages, parameter.dtype, (parts or {}).get(parameter.name, ())
+            found.setdefault(key, []).append(parameter.name)
     return tuple(
-        Bucket(stages, mesh.holders(stages), dtype, tuple(names))
-        for (stages, dtype), names in sorted(found.items())
+        Bucket(stages, ranks, dtype, tuple(names))
+        for (stages, dtype, places), names in sorted(found.items())
+        for ranks in _holders(mesh, stages, places)
     )
+
+
+def _holders(mesh: RankMesh, stages: Sequence[int], places: Places) -> list[tuple[int, ...]]:
+    """Returns the ranks that hold the same of a parameter: all that hold its stages, or those with the same part."""
+    every = mesh.holders(stages)
+    if not places:
+        return [every]
+    return [tuple(rank for rank in every if mesh.by_rank[rank].spatial in same) for same in places]
 
 
 @dataclass(frozen=True, slots=True)

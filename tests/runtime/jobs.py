@@ -102,13 +102,15 @@ def _of(piece: OwnPart, shared: bool) -> str:
 def record(training: Training, root: Path, rank: int, step: int) -> None:
     held = training.rank
     held.updater.settle()
+    whole = held.parts.whole if held.parts is not None else lambda _, x: x
     if step == 1:
         grads = {
-            _of(piece, flat.bucket.by_element): piece.tensor.grad.clone()
+            _of(piece, flat.bucket.by_element): whole(piece.name, piece.tensor.grad).clone()
             for flat in held.flats
             for piece in flat.pieces()
         }
         save_file(grads, root / f"grads-{rank}.safetensors")
     with held.units.whole():
-        tensors = {n: tensor.detach().clone() for n, tensor in {**held.parameters, **held.buffers}.items()}
+        every = {**held.parameters, **held.buffers}
+        tensors = {n: whole(n, tensor).detach().clone() for n, tensor in every.items()}
     save_file(tensors, root / f"after-{step}-{rank}.safetensors")

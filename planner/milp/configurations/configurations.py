@@ -14,6 +14,8 @@ from math import prod
 from typing import Literal
 
 from planner.cluster import Cluster, total_devices
+from planner.cost import GridChoice
+from planner.layout import Mesh, Wish
 from planner.milp import limits
 from planner.milp.pins import Held, Pins, Update
 from planner.schedule import FAMILIES
@@ -46,6 +48,8 @@ class Configuration:
     then: tuple[int, ...] = ()  # shards of each sample from layer `then_from` on; () is `grid`
     then_from: int = 0
     shared: bool = False  # whether ranks share whole samples from `whole_from` on
+    mesh: Mesh = ()  # ranks along each axis of a group that has tensors in parts
+    cut: tuple[Wish, ...] = ()  # what that group cuts
     listed: str = ""  # the name of a rescheduled order; empty is the generated one
     mirrored: bool = False  # whether the first stage is on the last devices
     sparing: bool = False  # only stages that would not fit otherwise recompute; `recompute`: all do
@@ -57,8 +61,8 @@ class Configuration:
 
     @property
     def spatial(self) -> int:
-        """Returns how many ranks share a sample."""
-        return prod(self.grid)
+        """Returns how many ranks work on one micro-batch together."""
+        return prod(self.grid) * prod(self.mesh)
 
     @property
     def stages(self) -> int:
@@ -104,6 +108,7 @@ class Configuration:
         extra += ["sharded optimizer"] if self.shard else []
         extra += [f"{self.held} over {self.ranks}"] if self.held else []
         space = f" x spatial {'x'.join(map(str, self.grid))}" if self.grid else ""
+        space += f" x group {'x'.join(map(str, self.mesh))}" if self.mesh else ""
         extra += [f"{'x'.join(map(str, self.then))} from layer {self.then_from} on"] if self.then else []
         how = "shared" if self.shared else "whole"
         extra += [f"{how} from layer {self.whole_from} on"] if self.whole_from else []
@@ -114,12 +119,6 @@ class Configuration:
         return ", ".join([base, *extra]) + inner
 
 
-# Grid, the layer from which on samples are whole, another grid and the layer from which on samples lie on that; whether
-# ranks share whole samples.
-Split = tuple[tuple[int, ...], int, tuple[int, ...], int, bool]
-WHOLE: Split = ((), 0, (), 0, False)
-
-
 def shapes(
     cluster: Cluster,
     *,
@@ -127,7 +126,7 @@ def shapes(
     batch: int,
     micros: Sequence[int],
     pinned: Pins,
-    splits: Callable[[int], Sequence[Split]] = lambda micro: (WHOLE,),
+    splits: Callable[[int], Sequence[GridChoice]] = lambda micro: (GridChoice(),),
 ) -> Iterator[Configuration]:
     """Yields every configuration that the pins allow and the devices can hold, whatever its memory.
 
@@ -154,10 +153,10 @@ def _with_data(
     micro: int,
     micros: int,
     pinned: Pins,
-    split: Split,
+    split: GridChoice,
 ) -> Iterator[Configuration]:
-    grid, whole_from, then, then_from, shared = split
-    replicas = data * prod(grid)
+    near = split.ranks
+    replicas = data * near
     deepest = min(layers, total // replicas, limits.DEEPEST)
     depths = range(1, deepest + 1) if pinned.pipeline is None else [pinned.pipeline]
     names = pinned.schedules or SEARCHED
@@ -168,9 +167,9 @@ def _with_data(
             for family, pairs, chunks in _variants(names, workers, micros, layers, pinned):
                 if pinned.stages is not None and workers * chunks != len(pinned.stages):
                     continue
-                if family == "overlap" and not _overlaps(workers, chunks * micros, grid, pinned):
+                if family == "overlap" and not _overlaps(workers, chunks * micros, near, pinned):
                     continue
-                if pinned.held and not can_share(data, prod(grid), pinned.ranks or data):
+                if pinned.held and not can_share(data, near, pinned.ranks or data):
                     continue
                 every = product(_free(pinned.recompute), _free(pinned.shard), _directions(cluster, workers))
                 for recompute, shard, mirrored in every:
@@ -188,11 +187,7 @@ def _with_data(
                         shard=shard,
                         axes=axes,
                         update=pinned.update,
-                        grid=grid,
-                        whole_from=whole_from,
-                        then=then,
-                        then_from=then_from,
-                        shared=shared,
+                        **split._asdict(),
                         mirrored=mirrored,
                         held=pinned.held or "",
                         ranks=(pinned.ranks or data) if pinned.held else 0,
@@ -219,14 +214,16 @@ def _alike(cluster: Cluster) -> bool:
     return len({(g.device, g.memory_bytes, g.margin_bytes, g.rates) for g in cluster.nodes}) == 1
 
 
-def _overlaps(workers: int, forwards: int, grid: tuple[int, ...], pinned: Pins) -> bool:
+def _overlaps(workers: int, forwards: int, near: int, pinned: Pins) -> bool:
     """Returns whether the family `overlap` is considered.
 
     It hides gradient sums of replicas; in a pipeline, or behind many micro-batches, there is little to hide.
     """
     if pinned.schedules:
-        return not grid
-    return pinned.out_of_order is not False and workers == 1 and not grid and forwards <= limits.MOST_FORWARDS
+        return near == 1
+    return (
+        pinned.out_of_order is not False and workers == 1 and near == 1 and forwards <= limits.MOST_FORWARDS
+    )
 
 
 def _free(value: bool | None) -> tuple[bool, ...]:

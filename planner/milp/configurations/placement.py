@@ -77,7 +77,7 @@ def _placement_key(configuration: Configuration) -> PlacementKey:
         data=configuration.data,
         workers=configuration.workers,
         axes=configuration.axes,
-        grid=configuration.grid,
+        grid=configuration.grid or configuration.mesh,
     )
 
 
@@ -140,7 +140,7 @@ class PlacementCosts:
         Args: `groups` of workers, each summed over all replicas; `tied` is of parameters that several stages use.
         Returns: one `Sum` for each group.
         """
-        how: Summing = "itself" if tied else "free"
+        how: Summing = "itself" if tied or configuration.mesh else "free"
         in_parts = configuration.shard or configuration.held  # each rank adds up the part that it updates
         key = _placement_key(configuration), groups, "direct" if in_parts else how
         if key not in self._worker_sums:
@@ -162,8 +162,9 @@ class PlacementCosts:
 
         Returns: latency, nanoseconds per byte and the all-reduce of the group.
         """
-        regridded = bool(configuration.then) or configuration.shared
-        key = GroupKey(grid=configuration.grid, devices=configuration.devices, regridded=regridded)
+        regridded = bool(configuration.then) or configuration.shared or bool(configuration.mesh)
+        grid = configuration.grid or (configuration.spatial,)
+        key = GroupKey(grid=grid, devices=configuration.devices, regridded=regridded)
         if key not in self._groups:
             self._groups[key] = self._spatial_group(configuration)
         return self._groups[key]
@@ -172,9 +173,8 @@ class PlacementCosts:
         """Returns the worst of the groups that share a sample; where the grid changes, any two ranks talk to each other."""
         count, near = shape.devices, shape.spatial
         groups = [self.slots[first : first + near] for first in range(0, count, near)]
-        apart_by = (
-            list(combinations(range(near), 2)) if shape.then or shape.shared else neighbours(shape.grid)
-        )
+        every = shape.then or shape.shared or shape.mesh
+        apart_by = list(combinations(range(near), 2)) if every else neighbours(shape.grid)
         pairs = [(group[a], group[b]) for group in groups for a, b in apart_by]
         sharers = card_sharers(self.cluster, pairs)
         apart = {distance(self.cluster, a, b): (a, b) for a, b in pairs}

@@ -251,11 +251,13 @@ def _regrid(graph: ModelGraph, choice: GridChoice) -> str:
 
 
 def choice_of(shape: Configuration) -> GridChoice:
-    """Returns how a configuration cuts samples in space.
+    """Returns how a configuration cuts samples in space, or tensors over a group.
 
-    Args: `shape` with grid, gather and change of the grid.
+    Args: `shape` with grid, gather and change of the grid, or with the axes of the group.
     """
-    return GridChoice(shape.grid, shape.whole_from, shape.then, shape.then_from, shape.shared)
+    return GridChoice(
+        shape.grid, shape.whole_from, shape.then, shape.then_from, shape.shared, shape.mesh, shape.cut
+    )
 
 
 def check_space(pinned: Pins, graph: ModelGraph) -> Pins:

@@ -80,7 +80,7 @@ class Sizes:
 
     def own_bytes(self, low: IntArray, high: IntArray) -> IntArray:
         """Returns the bytes of gradients that no other stage uses, for each pair of boundaries."""
-        own: IntArray = self.tables.gradients[low, high] - self.tables.tied[low, high]
+        own: IntArray = self.tables.summed[low, high] - self.tables.tied[low, high]
         return own
 
     def gradient_bytes(self, low: IntArray, high: IntArray) -> IntArray:

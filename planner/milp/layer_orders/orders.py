@@ -88,7 +88,8 @@ def searched(instance: Instance, effort: Effort) -> Searched:
 
 def _free(pins: Pins) -> bool:
     """Returns whether stages of whole samples are left to be chosen: other orders have no samples cut in space."""
-    return pins.stages is None and pins.pipeline != 1 and pins.spatial in (None, 1) and not needs_space(pins)
+    whole = pins.spatial in (None, 1) and not needs_space(pins) and pins.cut is None
+    return pins.stages is None and pins.pipeline != 1 and whole
 
 
 def _others(first: SearchState, orders: Sequence[Names], effort: Effort) -> Iterator[SearchState]:
@@ -199,7 +200,8 @@ def as_pinned(profile: Profile, pinned: Pins) -> tuple[Profile, Pins]:
     graph = profile.graph
     if sorted(names) != sorted(graph.index) or next(misplaced(graph, names), None):
         return profile, pinned
-    in_space = pinned.spatial not in (None, 1) or pinned.gather not in (None, NO_GATHER) or pinned.regrid
+    turned = bool(pinned.regrid) or pinned.cut is not None
+    in_space = pinned.spatial not in (None, 1) or pinned.gather not in (None, NO_GATHER) or turned
     if names == [layer.name for layer in graph.layers] or in_space:
         return profile, pinned
     return replace(profile, graph=graph.ordered(names)), replace(

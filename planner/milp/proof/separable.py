@@ -61,7 +61,7 @@ class SeparableRows:
         tables, places = self.problem.tables, self.places
         rows = [
             table[0, places] + more[places]
-            for table, more in zip((tables.gradients, tables.elements), _twice(self.problem), strict=True)
+            for table, more in zip((tables.summed, tables.elements), _twice(self.problem), strict=True)
         ]
         return np.stack([*rows, *tables.talk.least_bytes[:, places], np.ones(len(places))])
 
@@ -69,7 +69,7 @@ class SeparableRows:
     def _sum_slopes(self) -> FloatArray:
         """Returns [stage] nanoseconds that a byte of gradients takes at least in its sum."""
         tables = self.problem.tables
-        most, tied = int(tables.gradients[0, -1]), int(tables.tied.max())
+        most, tied = int(tables.summed[0, -1]), int(tables.tied.max())
         tie = _chord(self.problem.tie, most) if tied else np.inf
         return np.array([min(_chord(own, most), tie) for own in self.problem.sums])
 

@@ -191,7 +191,7 @@ class TotalsBound:
             return least
         tables, work, workers = self.instance.tables(shape), self.work(shape), shape.workers
         once = 0 if even else _shared_bytes(tables)
-        queue = shape.pipes * float(_least(sums, tables.gradients[0, -1:] - once)[0]) / workers
+        queue = shape.pipes * float(_least(sums, tables.summed[0, -1:] - once)[0]) / workers
         step = self.step_ns(shape) + (0.5 * queue if shape.shard else 0.0)
         if shape.update == "rolling":
             return max(least, queue)
@@ -232,7 +232,7 @@ class TotalsBound:
         fullest = -(-shape.micros // shape.pipes)
         each = np.arange(tables.layers)
         share = shape.updaters
-        after = _least(sums, tables.gradients[each, each + 1])
+        after = _least(sums, tables.summed[each, each + 1])
         after = after + tables.elements[each, each + 1] * (tables.step_ns_per_element / share)
         hop, last = self._hop_ns(shape), shape.stages - 1
         back = 2 * _hops(shape) - _hops_to(shape, np.minimum(each, last))
@@ -281,7 +281,7 @@ def _own_bytes(tables: Tables, *, shared: bool) -> IntArray:
     """Returns gradient bytes of each layer; those of several layers count at the first if `shared`, else nowhere."""
     found: IntArray = np.zeros(tables.layers, np.int64)
     for parameter in tables.graph.trained:
-        if shared or len(set(parameter.users)) == 1:
+        if parameter.name not in tables.unsummed and (shared or len(set(parameter.users)) == 1):
             found[min(tables.graph.index[name] for name in parameter.users)] += parameter.bytes
     return found
 

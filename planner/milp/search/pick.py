@@ -54,7 +54,7 @@ def _guess_ns(bound: TotalsBound, shape: Configuration) -> float:
 
 def _guessed(bound: TotalsBound, shape: Configuration) -> float:
     tables, work = bound.instance.tables(shape), bound.work(shape)
-    bytes_a_worker = np.array([tables.gradients[0, -1] * shape.pipes // shape.workers])
+    bytes_a_worker = np.array([tables.summed[0, -1] * shape.pipes // shape.workers])
     machines, several = bound.instance.machines, shape.data * shape.spatial > 1
     over = bound.units.columns(shape)[:1] if shape.held else (machines.typical_sum(shape),) * several
     sums = sum(int(each.ns(bytes_a_worker)[0]) for each in over)

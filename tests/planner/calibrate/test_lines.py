@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from planner.calibrate import with_corrections
-from planner.calibrate.lines import surplus
+from planner.calibrate.refine import surplus
 from planner.cluster import Corrections, MemoryCorrection
 from planner.milp import Question, solve
 from planner.plan import Plan

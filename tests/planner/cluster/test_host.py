@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from planner.cluster.host import OtherLoad, Ticks, machine_ticks
+from planner.cluster.variants import OtherLoad, Ticks, machine_ticks
 
 
 def test_what_others_took_is_what_was_busy_beside_the_own_work() -> None:
