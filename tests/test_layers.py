@@ -81,6 +81,7 @@ ORDER = (
     "runtime.probe",
     "runtime.infer",
     "runtime.launch",
+    "runtime.bridges",
     "runtime.cli",
 )
 WALLS = {
@@ -106,6 +107,7 @@ MOST_LINES = 300
 MOST_FILES = 300  # in the rooms of the house as it was built
 LATER_ROOMS = (
     "planner.choose",
+    "runtime.bridges",
     "planner.export",
     "planner.kept",
     "planner.layout",
