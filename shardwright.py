@@ -697,7 +697,7 @@ def _demo(say: Callable[[str], None]) -> Iterator[dict[str, object]]:
 
 
 _PANELS = {
-    "Commands that decide": "list init profile plan verify show simulate report export calibrate",
+    "Commands that decide": "list init profile plan layouts verify show simulate report export calibrate",
     "Commands that train": "launch infer prune dedup",
     "Commands about runs": "status logs cancel track",
     "Commands about machines": "doctor probe rehearse demo",

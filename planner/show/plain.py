@@ -116,7 +116,7 @@ def of_profile(profile: Profile) -> str:
 
 
 def _beside(profile: Profile) -> Iterator[str]:
-    """Yields a sentence where the machine was busy with something else, and one on reading samples."""
+    """Yields that the machine was busy with something else, and what reading samples takes, where either is so."""
     if profile.others > NOTABLE_SHARE:
         yield (
             f"Other processes took {profile.others:.0%} of this machine while it was measured, so that times may be "
