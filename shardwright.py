@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from planner.show import SideBySide
     from planner.simulate import RunRecord
     from planner.timeline import Timeline
+    from runtime.bridges import Prepared
     from runtime.infer import InferStatus
     from runtime.launch import Handle, Run, Runs
     from runtime.rehearse import Rehearsal
@@ -83,6 +84,7 @@ __all__ = [
     "load_plan",
     "load_profile",
     "plan",
+    "prepare",
     "profile",
     "record",
     "refine",
@@ -356,6 +358,46 @@ def launch(
     from runtime import launch as launching
 
     return launching.launch(chosen, folder, steps=steps, seed=seed, on=on, options=options, **settings)
+
+
+def prepare(
+    model: torch.nn.Module,
+    optimizer: object,
+    loader: object,
+    *,
+    cluster: Cluster | str | Path,
+    steps: int,
+    loss: Callable[..., object] | None = None,
+    batch: int | None = None,
+    fix: Mapping[str, object] | None = None,
+    schedules: Sequence[str] | None = None,
+    folder: str | Path | None = None,
+    **settings: object,
+) -> Prepared:
+    """Plans a module as it stands, and returns its training as something to iterate over.
+
+    Args: `model`, `optimizer`, `loader` and `loss` are those of `Workload`, `cluster`, `fix` and `schedules` those of
+      `plan`. `batch` is samples a step, those of the loader by default. `folder` is that of the run; the model is kept
+      beside it. `settings` are fields of Job, such as `seed`.
+    Returns: a training with its `plan`; `for step in ...` trains on this machine, gives each step's `loss`, and loads the
+      trained weights into the module at the end.
+    Raises: BadInput and Infeasible for whatever can be known before it starts.
+    """
+    from runtime.bridges import Prepared
+    from runtime.runfolder import unused
+
+    run = Path(folder) if folder is not None else unused(type(model).__name__.lower())
+    samples = batch if batch is not None else int(getattr(loader, "batch_size", 0) or 0)
+    if samples < 1:
+        raise BadInput("the loader has no batch size", where="prepare", allowed="batch=, samples a step")
+    mine = Workload(
+        model, loader=loader, loss=loss, optimizer=optimizer, folder=run.parent / f"{run.name}.model"
+    )
+    powers = [micro for micro in (1, 2, 4, 8, 16) if samples % micro == 0]
+    pinned = (fix or {}).get("micro")
+    costs = profile(mine, micros=powers if pinned is None else (int(str(pinned)),))
+    chosen = plan(costs, cluster, batch=samples, fix=fix, schedules=schedules)
+    return Prepared(model, chosen, steps=steps, folder=run, settings=dict(settings))
 
 
 def rehearse(chosen: Plan, *, device: str = "cpu", steps: int = 3, threads: int = 1) -> Rehearsal:

@@ -29,6 +29,7 @@ NOT_BENCHMARKS = {
     "sharing",
     "slow_link",
     "summit",
+    "two_rails",
 }
 
 

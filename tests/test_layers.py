@@ -80,6 +80,7 @@ ORDER = (
     "runtime.probe",
     "runtime.infer",
     "runtime.launch",
+    "runtime.bridges",
     "runtime.cli",
 )
 WALLS = {
@@ -104,6 +105,7 @@ VIEWS = ("_repr_html_", "plot")
 MOST_LINES = 300
 MOST_FILES = 300  # in the rooms of the house as it was built
 LATER_ROOMS = (
+    "runtime.bridges",
     "planner.export",
     "planner.kept",
     "planner.layout",

@@ -51,6 +51,12 @@ class Link(Part):
                 raise files.wrong(error.what, allowed=error.allowed, key=("sums",)) from None
             if not known:
                 raise files.wrong("NCCL has no other sums to choose from", key=("sums",))
+        if lacking := {"ring", "direct"} - self.sums.keys() if self.sums else ():
+            raise files.wrong(
+                f"without {' and '.join(sorted(lacking))}",
+                allowed="ring and direct, which all ranks may use, and any others",
+                key=("sums",),
+            )
         return self
 
 

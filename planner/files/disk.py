@@ -125,7 +125,10 @@ def refuse_folder(path: Path, force: bool) -> None:
             where=str(path),
             allowed="--force to overwrite what is in it, or -o with another name",
         )
-    refuse_overwrite(path, force=False)
+    if path.exists():
+        raise BadInput(
+            "is a file, and several plans need a folder", where=str(path), allowed="-o with another name"
+        )
 
 
 def write_folder(path: Path, texts: Mapping[str, str]) -> None:

@@ -97,14 +97,22 @@ class Passed:
 
 
 def layer_work(
-    tables: Tables, splits: bool, mixes: bool, recompute: bool, more: Mapping[Kind, IntArray]
+    tables: Tables,
+    splits: bool,
+    mixes: bool,
+    recompute: bool,
+    more: Mapping[Kind, IntArray],
+    slowness: float = 1.0,
 ) -> LayerWork:
     """Returns the work of layers; mixed whole and split backwards count the shorter, with as late a weight half.
 
-    Args: `more` has what a layer waits for besides, by kind of action.
+    Args: `more` has what a layer waits for besides, by kind of action; `slowness` is a multiple of the profiled
+      device's times, which is rounded down.
     """
     kinds = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
-    layers = {kind: np.diff(tables.time_ns[kind]) for kind in kinds}
+    layers: dict[Kind, IntArray] = {kind: np.diff(tables.time_ns[kind]) for kind in kinds}
+    if slowness != 1.0:
+        layers = {kind: np.floor(ns * slowness).astype(np.int64) for kind, ns in layers.items()}
     layers |= {kind: layers[kind] + ns for kind, ns in more.items()}
     whole, halves = layers[Kind.B], layers[Kind.I] + layers[Kind.W]
     back, last = (layers[Kind.I], halves) if splits else (whole, whole)

@@ -58,11 +58,16 @@ class TotalsBound:
     def work(self, shape: Configuration) -> LayerWork:
         tables, family = self.instance.tables(shape), FAMILIES[shape.family]
         splits, mixes = family.splits, family.mixes or bool(shape.listed)
-        key = (tables.key, splits, mixes, shape.recompute, shared_by(shape))
+        slow = self._slow(shape)
+        key = (tables.key, splits, mixes, shape.recompute, shared_by(shape), slow)
         if key not in self._works:
             more = self.units.exposed(shape, tables)
-            self._works[key] = layer_work(tables, splits, mixes, shape.recompute, more)
+            self._works[key] = layer_work(tables, splits, mixes, shape.recompute, more, slow)
         return self._works[key]
+
+    def _slow(self, shape: Configuration) -> float:
+        """Returns what the fastest of the workers takes, as a multiple of the profiled device's times."""
+        return min(self.instance.machines.placement(shape, self.instance.profile.device).slowness)
 
     @cached_property
     def units(self) -> UnitFloors:
@@ -85,15 +90,7 @@ class TotalsBound:
         """Returns the longest layer with its micro-batches and what must come before and after it."""
         work, apart = self.work(shape), shape.update == "barrier"
         where = (shape.workers, shape.chunks) if apart and talking else None
-        key = (
-            self.instance.tables(shape).key,
-            shape.family,
-            shape.listed,
-            shape.recompute,
-            fullest,
-            where,
-            talking,
-        )
+        key = id(work), shape.family, shape.listed, fullest, where, talking  # works are kept
         if key not in self._layers:
             around: IntArray | FloatArray = np.zeros(1)
             if apart and talking:
@@ -131,7 +128,7 @@ class TotalsBound:
         """Returns the nanoseconds that updates take on a worker, on average."""
         tables = self.instance.tables(shape)
         share = shape.updaters
-        rate = tables.step_ns_per_element / share
+        rate = tables.step_ns_per_element * self._slow(shape) / share
         each = float(tables.elements[0, -1]) * rate
         if shape.held == "gradients":  # what is updated is gathered, at half of a sum
             each += 0.5 * float(_least(self.units.rows(shape), tables.gradients[0, -1:])[0])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from planner.cluster import (
     Card,
@@ -69,7 +70,7 @@ def test_the_least_of_all_names_counts_at_every_size() -> None:
     size=st.integers(1, 10**10),
 )
 def test_no_line_that_counts_is_left_out(rows: list[tuple[str, float, float]], size: int) -> None:
-    rates = {name: SumRate(latency_s=a, bandwidth_bytes_per_s=b) for name, a, b in rows}
+    rates = RATES | {name: SumRate(latency_s=a, bandwidth_bytes_per_s=b) for name, a, b in rows}
     machines = hosts(8, rates=rates)
     over = spread(machines, slots(machines))
     least = min(int(named_sum(machines, over, [name]).ns(np.array([size]))[0]) for name in rates)
@@ -134,3 +135,27 @@ def test_every_name_that_is_offered_has_a_price() -> None:
         over = spread(machines, slots(machines))
         for name in names_for(places, machines.cards):
             assert named_sum(machines, over, [str(name)]).ns(np.array([10**6]))[0] > 0
+
+
+def test_a_link_with_measured_sums_has_those_that_all_ranks_may_use() -> None:
+    for lacking, said in (("ring", "without ring"), ("direct", "without direct")):
+        rates = {name: rate for name, rate in RATES.items() if name != lacking}
+        with pytest.raises(ValidationError, match=said):
+            hosts(4, rates=rates)
+    with pytest.raises(ValidationError, match="no sum is called 'star'"):
+        hosts(4, rates=RATES | {"star": RATES["ring"]})
+    with pytest.raises(ValidationError, match="NCCL has no other sums"):
+        hosts(4, rates=RATES | {"nccl": RATES["ring"]})
+
+
+def test_cards_are_named_once_and_alike_on_all_nodes() -> None:
+    twice = (Card(interface="eth0"), Card(interface="eth0"))
+    with pytest.raises(ValidationError, match="eth0, eth0"):
+        NodeGroup(count=2, device="cpu", devices_per_node=2, cards=twice)
+    with pytest.raises(ValidationError, match="eth0 beside devices_per_card"):
+        NodeGroup(count=2, device="cpu", devices_per_node=2, cards=twice[:1], devices_per_card=1)
+    one, two = hosts(2, cards=1).nodes[0], hosts(2, cards=2).nodes[0]
+    links = hosts(4).links
+    assert links.rack is not None
+    with pytest.raises(ValidationError, match="other cards"):
+        Cluster(name="mixed", nodes=(one, two), links=links.model_copy(update={"cluster": links.rack}))

@@ -20,6 +20,7 @@ from planner.profile import CostKey, Profile
 from planner.schedule import FAMILIES, Kind, Schedule, generate, with_recompute
 from planner.simulate import Spans, StageBytes, compile, duration_vector, lifetimes, period
 from planner.simulate.peaks import bytes_in_use, weights
+from planner.sums import SumLoad, line_of, offered, parse
 
 NS = 1e9
 
@@ -254,9 +255,8 @@ def _times(
     gradient = sum(kept[p.name] * p.bytes // prod(p.shape) for p in trained)
     pruned = sum(kept[p.name] for p in trained if p.name in profile.kept.counts)
     gathered = sum(round(_gathered_s(profile, name) * NS) for name in layers)
-    slots = [Slot(node, 0) for node in range(holders)]
     rate = profile.optimizer.seconds_per_parameter.median
-    sync = sum_s(cluster, spread(cluster, slots), gradient) * NS if gradient else 0.0
+    sync = _sum_s(cluster, holders, gradient, share > 1) * NS if gradient else 0.0
     return StageTimes(
         forward_ns=sum(round(c.forward.median * NS) for c in costs),
         backward_ns=sum(round(c.backward.median * NS) for c in costs) + gathered,
@@ -268,6 +268,23 @@ def _times(
             [*kept.values()], rate, share, ceil(sync - 1e-6), pruned * profile.optimizer.scatter_s
         ),
     )
+
+
+def _sum_s(cluster: Cluster, holders: int, size: int, shared: bool) -> float:
+    """The least of the sums that were measured and may be used; of shared updates the sum by parts alone."""
+    assert cluster.links.rack is not None
+    rates = cluster.links.rack.sums if holders > 1 else {}
+    names = ["direct"] if shared else list(rates)
+    times = [
+        line_of(parse(name), SumLoad(holders)).seconds(
+            size, rates[name].latency_s, 1 / rates[name].bandwidth_bytes_per_s
+        )
+        for name in names
+        if name in rates and offered(parse(name), holders)
+    ]
+    if times:
+        return min(times)
+    return sum_s(cluster, spread(cluster, [Slot(node, 0) for node in range(holders)]), size)
 
 
 class _Units:

@@ -14,6 +14,7 @@ from planner.milp import Question, limits, solve_or_none
 from planner.plan import Plan
 from planner.profile import Profile, Seconds
 from planner.schedule import FAMILIES
+from planner.sums import SumRate
 from planner.verify import violations
 from tests.planner.milp import oracle
 from tests.planner.milp.instances import chain, cluster, keeping, profile
@@ -65,6 +66,26 @@ def pruned(seed: int) -> Case:
     optimizer = replace(given.profile.optimizer, **rates)
     costs = replace(given.profile, kept=KeptEntries(counts, share=0.5, even=False), optimizer=optimizer)
     return replace(given, profile=costs)
+
+
+def summed(seed: int) -> Case:
+    """Questions as `case` asks them, between hosts whose sums were measured: some of the names, at random rates."""
+    rng, given = random.Random(f"{seed}/sums"), case(seed)
+    names = [
+        "ring",
+        "direct",
+        *rng.sample(["rings 2", "rings 3", "colours 2", "colours 4"], rng.randint(0, 3)),
+    ]
+    rates = {
+        name: SumRate(
+            latency_s=rng.choice([1e-9, 1e-7, 5e-7]), bandwidth_bytes_per_s=rng.choice([3e8, 1e9, 1e11])
+        )
+        for name in names
+    }
+    far = given.cluster.links.rack
+    assert far is not None
+    links = given.cluster.links.model_copy(update={"rack": far.model_copy(update={"sums": rates})})
+    return replace(given, cluster=given.cluster.model_copy(update={"links": links}))
 
 
 def shared(seed: int) -> Case:

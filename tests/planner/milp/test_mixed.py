@@ -8,10 +8,12 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from planner.cluster import Cluster, NodeGroup, Rates
+from planner.cluster import CATALOGUE, Cluster, NodeGroup, Rates
 from planner.milp import Question, solve, solve_with_search
 from planner.milp.configurations.configurations import shapes
+from planner.milp.proof.totals import TotalsBound
 from planner.milp.search.descent import UNFIT_NS, judge
+from planner.milp.search.pick import ranked
 from planner.plan import Plan, schedule_of
 from planner.profile import Profile
 from planner.program import lower
@@ -74,6 +76,23 @@ def test_a_device_of_half_the_speed_gets_half_the_layers() -> None:
     )
     fast, slow = layers_by_node(plan)[:2], layers_by_node(plan)[2:]
     assert sum(fast) == 2 * sum(slow)
+
+
+def test_bounds_of_slow_devices_are_of_their_own_times() -> None:
+    """All devices are slower than the profiled one; bounds by its times would leave a gap of that ratio."""
+    costs = replace(equal(12), device="V100-32GB")
+
+    def least_ns(device: str) -> float:
+        alike = NodeGroup(count=4, device=device, devices_per_node=1, memory_bytes=1 << 40)
+        question = Question(profile=costs, cluster=machines(alike), batch=24, schedules=["1f1b"])
+        instance = question.instance()
+        bound = TotalsBound(instance)
+        return min(bound.free_ns(shape) for shape in ranked(instance))
+
+    rates = [CATALOGUE[device].fp32_flop_per_s for device in ("V100-32GB", "P100-16GB")]
+    ratio = rates[0] / rates[1]
+    assert ratio > 1.4
+    assert least_ns("P100-16GB") == pytest.approx(ratio * least_ns("V100-32GB"), rel=0.01)
 
 
 def test_the_first_stages_stand_on_the_devices_with_more_memory() -> None:

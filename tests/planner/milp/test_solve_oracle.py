@@ -19,17 +19,19 @@ from tests.planner.milp.random_cases import (
     low_limits,
     pruned,
     shared,
+    summed,
     unasked,
 )
 
 FAMILIES = ("1f1b", "gpipe", "chimera", "zb-h1", "zb-v", "interleaved", "chimera-zb", "wave", "v-min")
-SEEDS, PACKED, UNASKED, BRANCHED, PRUNED, SHARED = (
+SEEDS, PACKED, UNASKED, BRANCHED, PRUNED, SHARED, SUMMED = (
     24,
     8,
     6,
     12,
     10,
     12,
+    10,
 )  # `benchmarks.oracle` asks two thousand
 SOLVED, PACKED_SOLVED, SHARED_SOLVED = 40, 16, 24  # without the search over every cut
 
@@ -54,6 +56,11 @@ def test_no_plan_of_a_pruned_model_is_faster_and_each_one_holds(seed: int) -> No
     plan = answer(given)
     assert differences(given, plan) == []
     assert plan is None or (plan.kept is not None) == bool(given.profile.kept.counts)
+
+
+@pytest.mark.parametrize("seed", numbers(SUMMED))
+def test_no_plan_is_faster_between_hosts_whose_sums_have_names(seed: int) -> None:
+    assert differences(summed(seed), answer(summed(seed))) == []
 
 
 @pytest.mark.parametrize("seed", numbers(SHARED))

@@ -20,9 +20,13 @@ def rate(latency_s: float, bandwidth: float) -> SumRate:
     return SumRate(latency_s=latency_s, bandwidth_bytes_per_s=bandwidth)
 
 
+NEVER = rate(1.0, 1.0)  # the least of any
+
+
 def hosts(nodes: int = 4, cards: tuple[str, ...] = (), **sums: SumRate) -> Cluster:
     """Hosts of one device each, with sums that were measured between them."""
     measured = {name.replace("_", " "): each for name, each in sums.items()}
+    measured |= {name: NEVER for name in ("ring", "direct") if sums and name not in sums}
     link = Link(latency_s=1e-5, bandwidth_bytes_per_s=FAST, sums=measured)
     faces = tuple(Card(interface=name) for name in cards)
     group = NodeGroup(count=nodes, device="cpu", devices_per_node=1, cards=faces)
@@ -106,7 +110,11 @@ def test_a_name_that_cannot_be_had_is_refused(fix: dict[str, object], said: str)
 
 
 def test_groups_of_gpus_have_no_names() -> None:
-    link = Link(latency_s=1e-5, bandwidth_bytes_per_s=FAST, sums={"rings 2": rate(1e-9, 1e12)})
+    link = Link(
+        latency_s=1e-5,
+        bandwidth_bytes_per_s=FAST,
+        sums={"rings 2": rate(1e-9, 1e12), "ring": NEVER, "direct": NEVER},
+    )
     group = NodeGroup(count=4, device="V100-16GB", devices_per_node=1)
     cluster = Cluster(name="gpus", nodes=(group,), links=Links(rack=link))
     assert solve(question(cluster)).sums is None

@@ -81,3 +81,61 @@ def test_orders_make_no_difference(name: str, sharing: str, pool: Pool, tmp_path
     arguments = {} if "walks" in name else {"double": "True"}
     found = pair(pool, tmp_path, HERE + file, arguments, sharing, **ORDERS[name])
     assert found <= (1e-6 if "walks" in name else 1e-12)
+
+
+@pytest.mark.parametrize("sharing", SHARED)
+def test_an_embedding_tied_over_the_first_and_the_last_stage_is_summed_in_equal_parts(
+    sharing: str, pool: Pool, tmp_path: Path
+) -> None:
+    """Megatron-LM #844: both stages had parts of the same weight that were cut otherwise, and their sum was wrong."""
+    shape: dict[str, object] = {"family": "1f1b", "workers": 2, "micros": 2, "data": 2}
+    found = pair(pool, tmp_path, HERE + "gpt2.py", {"size": "tiny"}, sharing, **shape)
+    assert found <= (0.0 if sharing == "state" else 1e-6)
+
+
+ODD = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Odd(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 5), nn.Linear(5, 3).double()
+        self.scale = nn.Parameter(torch.ones(1))
+        self.frozen = nn.Linear(4, 4).requires_grad_(False)
+
+    def forward(self, x):
+        hidden = self.first(torch.tanh(self.frozen(x)) * self.scale)
+        return self.second(hidden.double())
+
+
+def build():
+    torch.manual_seed(0)
+    return Odd()
+
+
+def batch(n):
+    return torch.randn(n, 4), torch.randint(3, (n,))
+
+
+def loss(outputs, targets):
+    return F.cross_entropy(outputs, targets)
+
+
+def optimizer(named_parameters):
+    return torch.optim.AdamW([p for _, p in named_parameters], lr=0.01)
+"""
+
+
+@pytest.mark.parametrize("sharing", SHARED)
+@pytest.mark.parametrize("data", [2, 4])
+def test_units_smaller_than_their_ranks_single_numbers_and_two_types_make_no_difference(
+    sharing: str, data: int, pool: Pool, tmp_path: Path
+) -> None:
+    """A frozen layer stays whole, and a stage may have nothing that trains."""
+    file = tmp_path / "odd.py"
+    file.write_text(ODD)
+    shape: dict[str, object] = {"family": "1f1b", "workers": 2, "micros": 1, "data": data, "cuts": [1]}
+    assert pair(pool, tmp_path, str(file), {}, sharing, **shape) == 0.0
