@@ -13,6 +13,7 @@ and imports them when a verb is used. Planning from a profile file therefore nee
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import sys
@@ -56,23 +57,61 @@ if TYPE_CHECKING:
     from planner.cluster import Corrections
     from planner.milp import Question
     from planner.notebook import SolvedFrontier, SolvedPlan
+    from planner.plan import Certificate, Prediction, StagePlan
     from planner.profile import Profile
     from planner.show import SideBySide
     from planner.simulate import RunRecord
-    from planner.timeline import Timeline
+    from planner.timeline import Comparison, Timeline
     from runtime.bridges import Prepared
     from runtime.infer import InferStatus
     from runtime.launch import Handle, Run, Runs
     from runtime.rehearse import Rehearsal
 
+# Results by the rooms that define them: imported when first asked for, since some need torch.
+_RESULTS = {
+    "Captured": "planner.capture",
+    "Certificate": "planner.plan",
+    "Comparison": "planner.timeline",
+    "Corrections": "planner.cluster",
+    "Handle": "runtime.launch",
+    "InferStatus": "runtime.infer",
+    "Prediction": "planner.plan",
+    "Profile": "planner.profile",
+    "Rehearsal": "runtime.rehearse",
+    "Run": "runtime.launch",
+    "RunRecord": "planner.simulate",
+    "Runs": "runtime.launch",
+    "SideBySide": "planner.show",
+    "SolvedFrontier": "planner.notebook",
+    "SolvedPlan": "planner.notebook",
+    "StagePlan": "planner.plan",
+    "Timeline": "planner.timeline",
+}
+
 __all__ = [
     "BadInput",
     "BadPlan",
+    "Captured",
+    "Certificate",
     "Cluster",
+    "Comparison",
+    "Corrections",
+    "Handle",
     "Infeasible",
+    "InferStatus",
     "Plan",
+    "Prediction",
+    "Profile",
+    "Rehearsal",
     "Run",
+    "RunRecord",
+    "Runs",
     "ShardwrightError",
+    "SideBySide",
+    "SolvedFrontier",
+    "SolvedPlan",
+    "StagePlan",
+    "Timeline",
     "Workload",
     "calibrate",
     "capture",
@@ -97,13 +136,47 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> type[Run]:
-    """Returns `Run`, which needs torch and is imported when it is first asked for."""
-    if name != "Run":
+def __getattr__(name: str) -> object:
+    """Returns the type of a result, which is imported when it is first asked for."""
+    if name not in _RESULTS:
         raise AttributeError(f"module 'shardwright' has no attribute '{name}'")
-    from runtime.launch import Run
+    return getattr(importlib.import_module(_RESULTS[name]), name)
 
-    return Run
+
+def __dir__() -> list[str]:
+    """Returns the names of the API and nothing else."""
+    return sorted(__all__)
+
+
+def _plan_of(given: Plan | str | Path) -> Plan:
+    """Returns a plan, or the one in a file."""
+    if isinstance(given, Plan):
+        return given
+    from planner import plan as plans
+
+    return plans.load(Path(given))
+
+
+def _profile_of(given: Profile | str | Path) -> Profile:
+    """Returns a profile, or the one in a file."""
+    return load_profile(given) if isinstance(given, str | Path) else given
+
+
+def _cluster_of(given: Cluster | str | Path, nodes: int | None = None) -> Cluster:
+    """Returns a cluster, or the one in a file or of a name, with so many nodes."""
+    from planner.cluster import with_nodes
+
+    found = given if isinstance(given, Cluster) else Cluster.load(given)
+    return found if nodes is None else with_nodes(found, nodes)
+
+
+def _corrections_of(given: Corrections | str | Path) -> Corrections:
+    """Returns corrections, or those in a file."""
+    if not isinstance(given, str | Path):
+        return given
+    from planner.cluster import load_corrections
+
+    return load_corrections(Path(given))
 
 
 def capture(workload: str | Path, *, micro: int = 1, **arguments: str | int | float | bool) -> Captured:
@@ -200,22 +273,24 @@ def profile(
 
 
 def plan(
-    costs: Profile,
+    costs: Profile | str | Path,
     cluster: Cluster | str | Path,
     *,
     batch: int,
+    nodes: int | None = None,
     schedules: Sequence[str] | None = None,
     fix: Mapping[str, object] | None = None,
     precision: str | None = None,
     execution: str | None = None,
-    calibration: Corrections | None = None,
+    calibration: Corrections | str | Path | None = None,
     effort: str = "normal",
 ) -> SolvedPlan:
     """Finds the fastest plan that fits the machines.
 
-    Args: `cluster` is a value or a file; `batch` is samples a step; `schedules` limits the families; `fix`
-      pins choices by name, such as `{"pipeline": 2}`; `calibration` corrects costs by earlier runs;
-      `effort` is "quick", "normal" or "full".
+    Args: `costs` is a profile or its file; `cluster` a value, a file or a name such as "h100x8", of which there may be
+      `nodes`; `batch` is samples a step; `schedules` limits the families; `fix` pins choices by name, such as
+      `{"pipeline": 2}`; `precision` and `execution` are as profiled; `calibration`, a value or a file, corrects costs by
+      earlier runs; `effort` is "quick", "normal" or "full".
     Returns: the plan with its certificate; it answers `what_if(...)` and `frontier()`. The first Ctrl-C gives the best
       plan so far.
     Raises: Infeasible where no plan fits; BadInput for a wrong argument.
@@ -224,17 +299,16 @@ def plan(
     from planner.milp import solve
     from planner.notebook import SolvedPlan
 
+    machines = _cluster_of(cluster, nodes)
     if calibration is not None:
-        cluster = with_corrections(
-            cluster if isinstance(cluster, Cluster) else Cluster.load(cluster), calibration
-        )
-    asked = _question(costs, cluster, batch, schedules, fix, precision, execution, effort)
+        machines = with_corrections(machines, _corrections_of(calibration))
+    asked = _question(costs, machines, batch, schedules, fix, precision, execution, effort)
     with asked.effort.watch.stoppable():
         return SolvedPlan.of(solve(asked), asked)
 
 
 def frontier(
-    costs: Profile,
+    costs: Profile | str | Path,
     cluster: Cluster | str | Path,
     *,
     batch: int,
@@ -246,7 +320,7 @@ def frontier(
     """Finds the Pareto-optimal plans: time against memory, and time against devices.
 
     Args: they are those of `plan`.
-    Returns: plans, each with its own certificate.
+    Returns: plans, each with its own certificate; the first Ctrl-C gives those so far.
     """
     from planner.notebook import front
 
@@ -254,7 +328,7 @@ def frontier(
 
 
 def _question(
-    costs: Profile,
+    costs: Profile | str | Path,
     cluster: Cluster | str | Path,
     batch: int,
     schedules: Sequence[str] | None = None,
@@ -266,8 +340,8 @@ def _question(
     from planner.milp import Question, effort_named
 
     return Question(
-        profile=costs,
-        cluster=cluster if isinstance(cluster, Cluster) else Cluster.load(cluster),
+        profile=_profile_of(costs),
+        cluster=_cluster_of(cluster),
         batch=batch,
         schedules=tuple(schedules) if schedules is not None else None,
         fix=dict(fix or {}),
@@ -277,14 +351,15 @@ def _question(
     )
 
 
-def compare(*plans: Plan) -> SideBySide:
+def compare(*plans: Plan | str | Path) -> SideBySide:
     """Compares plans side by side.
 
-    Args: the first plan is the one that the others are compared with.
+    Args: `plans` are values or files; the first is the one that the others are compared with.
+    Returns: their facts side by side, which show themselves.
     """
     from planner.show import compare as compared
 
-    return compared(*plans)
+    return compared(*map(_plan_of, plans))
 
 
 def export(chosen: Plan | str | Path, to: str) -> str:
@@ -315,30 +390,38 @@ def calibrate(*runs: str | Path) -> Corrections:
     return fit([observation(Path(folder)) for folder in runs])
 
 
-def simulate(chosen: Plan) -> Timeline:
+def simulate(chosen: Plan | str | Path) -> Timeline:
     """Simulates one step of a plan.
 
-    Args: `chosen` is a plan from anywhere; no solver has to have made it.
+    Args: `chosen` is a plan or its file, from anywhere; no solver has to have made it.
     Returns: what each rank does when, in nanoseconds.
     """
     from planner.simulate import simulate_plan
 
-    return simulate_plan(chosen)
+    return simulate_plan(_plan_of(chosen))
 
 
-def verify(chosen: Plan, *, costs: Profile | None = None, cluster: Cluster | None = None) -> list[str]:
+def verify(
+    chosen: Plan | str | Path,
+    *,
+    costs: Profile | str | Path | None = None,
+    cluster: Cluster | str | Path | None = None,
+) -> list[str]:
     """Checks a plan against the problem statement, without any solver.
 
-    Args: with `costs` and `cluster`, predicted times and memory are checked too.
+    Args: `chosen` is a plan or its file; with `costs` and `cluster`, values or files, predicted times and memory are
+      checked too.
     Returns: one sentence for each thing that is wrong; none where nothing is.
     """
     from planner.verify import violations
 
-    return [str(found) for found in violations(chosen, profile=costs, cluster=cluster)]
+    known = None if costs is None else _profile_of(costs)
+    machines = None if cluster is None else _cluster_of(cluster)
+    return [str(found) for found in violations(_plan_of(chosen), profile=known, cluster=machines)]
 
 
 def launch(
-    chosen: Plan,
+    chosen: Plan | str | Path,
     folder: str | Path | None = None,
     *,
     steps: int = 10,
@@ -349,7 +432,8 @@ def launch(
 ) -> Handle:
     """Launches a training by a plan and returns at once.
 
-    Args: `on` is "local" or "slurm"; without it, SLURM is used where it answers. `options` are those of a
+    Args: `chosen` is a plan or its file; `folder` is a new one, or that of a run to go on with; `steps` are of the
+      training and `seed` that of weights and samples. `on` is "local" or "slurm"; without it, SLURM is used where it answers. `options` are those of a
       site file for SLURM, such as `{"partition": "gpu"}`. `settings` are fields of Job, such as `save_every`.
     Returns: a handle with `state`, `metrics()`, `logs(rank)`, `cancel()`, and `wait()` for losses and the
       Timeline. A local run ends with this process.
@@ -357,7 +441,9 @@ def launch(
     """
     from runtime import launch as launching
 
-    return launching.launch(chosen, folder, steps=steps, seed=seed, on=on, options=options, **settings)
+    return launching.launch(
+        _plan_of(chosen), folder, steps=steps, seed=seed, on=on, options=options, **settings
+    )
 
 
 def prepare(
@@ -400,16 +486,18 @@ def prepare(
     return Prepared(model, chosen, steps=steps, folder=run, settings=dict(settings))
 
 
-def rehearse(chosen: Plan, *, device: str = "cpu", steps: int = 3, threads: int = 1) -> Rehearsal:
+def rehearse(
+    chosen: Plan | str | Path, *, device: str = "cpu", steps: int = 3, threads: int = 1
+) -> Rehearsal:
     """Runs each distinct rank of a plan alone on one device, with real kernels and memory.
 
-    Args: `device` is `cpu` or `cuda`; `steps` are timed; `threads` are of a rank on the host.
+    Args: `chosen` is a plan or its file; `device` is `cpu` or `cuda`; `steps` are timed; `threads` are of a rank on the host.
     Returns: times and peaks of memory beside the plan's.
     Raises: BadInput where the device is not here.
     """
     from runtime import rehearse
 
-    return rehearse.rehearse(chosen, device=device, steps=steps, threads=threads)
+    return rehearse.rehearse(_plan_of(chosen), device=device, steps=steps, threads=threads)
 
 
 def infer(
@@ -482,27 +570,37 @@ def refine(run: RunRecord | str | Path) -> SolvedPlan:
 
 
 def report(
-    chosen: Plan, path: str | Path, *, run: RunRecord | str | Path | None = None, costs: Profile | None = None
+    chosen: Plan | str | Path,
+    path: str | Path,
+    *,
+    run: RunRecord | str | Path | None = None,
+    costs: Profile | str | Path | None = None,
 ) -> Path:
     """Writes a report page for a browser.
 
-    Args: an existing file at `path` is overwritten; `run` and `costs` add sections.
+    Args: `chosen` is a plan or its file; an existing file at `path` is overwritten; `run` and `costs`, values or files,
+      add sections.
     Returns: the path of the page.
     """
     from planner.notebook import SolvedPlan
 
     ran = record(run) if isinstance(run, str | Path) else run
-    return SolvedPlan.of(chosen, chosen.asked if isinstance(chosen, SolvedPlan) else None).report(
-        path, run=ran, costs=costs
-    )
+    found = _plan_of(chosen)
+    known = None if costs is None else _profile_of(costs)
+    asked = found.asked if isinstance(found, SolvedPlan) else None
+    return SolvedPlan.of(found, asked).report(path, run=ran, costs=known)
 
 
 def load_plan(
-    path: str | Path, *, costs: Profile | None = None, cluster: Cluster | str | Path | None = None
+    path: str | Path,
+    *,
+    costs: Profile | str | Path | None = None,
+    cluster: Cluster | str | Path | None = None,
 ) -> SolvedPlan:
     """Loads a plan from its file.
 
-    Args: with `costs` and `cluster`, the plan can be asked `what_if`.
+    Args: `path` is its file; with `costs` and `cluster`, values or files, the plan can be asked `what_if`.
+    Returns: the plan, which shows itself.
     Raises: BadInput where the file is wrong, or where `costs` are of another model.
     """
     from planner import plan as plans
@@ -512,9 +610,10 @@ def load_plan(
     found = plans.load(path)
     if costs is None or cluster is None:
         return SolvedPlan.of(found)
-    check_same_model(found, costs)
+    known = _profile_of(costs)
+    check_same_model(found, known)
     asked = _question(
-        costs, cluster, found.batch.samples, precision=found.precision, execution=found.execution
+        known, cluster, found.batch.samples, precision=found.precision, execution=found.execution
     )
     return SolvedPlan.of(found, asked)
 
@@ -598,7 +697,7 @@ def _demo(say: Callable[[str], None]) -> Iterator[dict[str, object]]:
 
 
 _PANELS = {
-    "Commands that decide": "list init profile plan verify show simulate report export calibrate",
+    "Commands that decide": "list init profile plan layouts verify show simulate report export calibrate",
     "Commands that train": "launch infer prune dedup",
     "Commands about runs": "status logs cancel track",
     "Commands about machines": "doctor probe rehearse demo",

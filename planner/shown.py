@@ -24,6 +24,7 @@ from planner.errors import BadInput
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from pandas import DataFrame
 
 Face = Literal["text", "html", "figure", "data"]
 View = Callable[..., Any]
@@ -94,6 +95,25 @@ def view_of(face: Face, kind: type) -> View | None:
     return None
 
 
+def frame_of(value: object) -> DataFrame:
+    """Returns the rows of a value as a DataFrame of pandas.
+
+    Args: `value` has `to_rows()`.
+    Raises: BadInput where it has none, or pandas is not installed.
+    """
+    rows = getattr(value, "to_rows", None)
+    if rows is None:
+        raise BadInput(
+            f"{type(value).__name__} has no rows", where="to_pandas", allowed="a value with to_rows()"
+        )
+    try:
+        from pandas import DataFrame
+    except ImportError:
+        allowed = "`pip install pandas`, or to_rows() for plain data"
+        raise BadInput("pandas is not installed", where="to_pandas", allowed=allowed) from None
+    return DataFrame(rows())
+
+
 class Shown:
     """Gives a value its `repr`, its HTML for notebooks and its `plot()`, by the views that are registered."""
 
@@ -111,6 +131,13 @@ class Shown:
         """Returns None without a view; a notebook then shows the text."""
         view = view_of("html", type(self))
         return str(view(self)) if view else None
+
+    def to_pandas(self) -> DataFrame:
+        """Returns the rows of `to_rows()` as a DataFrame of pandas.
+
+        Raises: BadInput where pandas is not installed, or the value has no rows.
+        """
+        return frame_of(self)
 
     def plot(self, *values: object, **options: object) -> Figure:
         """Returns a matplotlib figure of the value.
@@ -132,6 +159,9 @@ class Shown:
 VIEWS: dict[Face, dict[str, str]] = {
     "text": {
         "planner.plan.plan:Plan": "planner.show.plain:of_plan",
+        "planner.plan.certificate:Prediction": "planner.show.values:of_prediction",
+        "planner.plan.plan:StagePlan": "planner.show.plain:of_stage",
+        "planner.plan.certificate:Certificate": "planner.show.values:of_certificate",
         "planner.explore.explanation:Explanation": "planner.show.explanation:explanation_text",
         "planner.explore.frontier:Frontier": "planner.show.sweeps:of_frontier",
         "planner.explore.scaling:Sweep": "planner.show.sweeps:of_sweep",
@@ -148,6 +178,9 @@ VIEWS: dict[Face, dict[str, str]] = {
     },
     "html": {
         "planner.plan.plan:Plan": "planner.show.values:plan_html",
+        "planner.plan.certificate:Prediction": "planner.show.values:preformatted",
+        "planner.plan.plan:StagePlan": "planner.show.values:preformatted",
+        "planner.plan.certificate:Certificate": "planner.show.values:preformatted",
         "planner.explore.frontier:Frontier": "planner.show.sweeps:frontier_html",
         "planner.cluster.cluster:Cluster": "planner.show.values:cluster_html",
         "planner.model.graph:ModelGraph": "planner.show.values:graph_html",

@@ -45,6 +45,7 @@ ORDER = (
     "planner.capture",
     "planner.measure",
     "planner.cost",
+    "planner.choose",
     "planner.milp",
     "planner.scavenge",
     "planner.verify",
@@ -105,6 +106,7 @@ VIEWS = ("_repr_html_", "plot")
 MOST_LINES = 300
 MOST_FILES = 300  # in the rooms of the house as it was built
 LATER_ROOMS = (
+    "planner.choose",
     "runtime.bridges",
     "planner.export",
     "planner.kept",

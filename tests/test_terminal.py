@@ -184,6 +184,7 @@ def test_every_command_is_tried_or_named_here() -> None:
         "prune",
         "dedup",
         "export",
+        "layouts",
         "rehearse",
         "probe",
         "demo",

@@ -20,6 +20,7 @@ from planner.cli.inspect import (
     simulate,
     verify,
 )
+from planner.cli.layouts import register_layouts
 from planner.cli.plan_options import EXAMPLE, PANELS, PlanOptions
 from planner.cli.profile import (
     PROFILE_PANELS,
@@ -229,6 +230,7 @@ def register(app: typer.Typer, tools: Tools) -> None:
     app.command("verify", epilog="Example: shardwright verify plan.yaml --profile gpt2.yaml")(verify)
     app.command("show", epilog="Example: shardwright show plan.yaml")(_show_command(tools))
     app.command("simulate", epilog="Example: shardwright simulate plan.yaml --svg timeline.svg")(simulate)
+    register_layouts(app, measure_with(tools))
     register_report(app, tools.record)
     register_export(app)
     app.command("list", epilog="Example: shardwright list clusters")(list_names)

@@ -82,11 +82,43 @@ def sum_s(cluster: Cluster, over: Spread, size_bytes: int, *, sharers: int = 1) 
     return _as_run(within + between, cluster.fitted.sum if cluster.fitted else None)
 
 
+def gather_s(cluster: Cluster, over: Spread, size_bytes: float, *, sharers: int = 1) -> float:
+    """Returns the seconds that an all-gather takes, or a reduce-scatter, by rings within nodes and between them.
+
+    Args: `size_bytes` are of the whole tensor; `over` and `sharers` are those of `sum_s`.
+    """
+    if over.nodes < 2 and over.fullest < 2:
+        return 0.0
+    seconds = _within_s(cluster, over.fullest, size_bytes) / 2
+    if over.nodes > 1:
+        wire = link_over(cluster, over.far)
+        stream_s = size_bytes * sharers / (over.cards * wire.bandwidth_bytes_per_s)
+        seconds += (over.nodes - 1) * (wire.latency_s + stream_s / over.nodes)
+    return _as_run(seconds, cluster.fitted.sum if cluster.fitted else None)
+
+
+def exchange_s(cluster: Cluster, over: Spread, size_bytes: float, *, sharers: int = 1) -> float:
+    """Returns the seconds that an all-to-all takes, in which each rank sends every other one its part of a part.
+
+    Args: `size_bytes` are of the whole tensor; `over` and `sharers` are those of `sum_s`.
+    """
+    ranks, seconds = over.nodes * over.fullest, 0.0
+    each = size_bytes / max(ranks, 1) ** 2
+    if over.fullest > 1:
+        wire = link_over(cluster, "node")
+        seconds += (over.fullest - 1) * (wire.latency_s + each / wire.bandwidth_bytes_per_s)
+    if over.nodes > 1:
+        wire = link_over(cluster, over.far)
+        leaving = each * over.fullest * sharers / (over.cards * wire.bandwidth_bytes_per_s)
+        seconds += (ranks - over.fullest) * (wire.latency_s + leaving)
+    return _as_run(seconds, cluster.fitted.hop if cluster.fitted and seconds else None)
+
+
 def _as_run(plain_s: float, correction: Correction | None) -> float:
     return plain_s if correction is None else correction.seconds(plain_s)
 
 
-def _within_s(cluster: Cluster, members: int, size_bytes: int) -> float:
+def _within_s(cluster: Cluster, members: int, size_bytes: float) -> float:
     if members < 2:
         return 0.0
     wire = link_over(cluster, "node")

@@ -8,10 +8,11 @@ Start with `lying.py` (how a tensor lies), `families.py` (the factors of operati
 `propagate.py`.
 """
 
-from planner.layout.conversions import Passage, path
-from planner.layout.factor import Along, Factor
+from planner.layout.blocks import Behind, fitting
+from planner.layout.conversions import Collective, Passage, path, sent
+from planner.layout.factor import Along, Factor, laid
 from planner.layout.families import FAMILIES
-from planner.layout.local_graph import ADDENDS, ALIKE, Conversion, LocalGraph, LocalOperation
+from planner.layout.local_graph import ADDENDS, ALIKE, Conversion, LocalGraph, LocalOperation, named_reads
 from planner.layout.local_model import (
     STATE_PREFIX,
     LayerPart,
@@ -22,18 +23,24 @@ from planner.layout.local_model import (
     refused_cut,
     share_of,
 )
-from planner.layout.lying import DimCut, GroupLayout, Mesh, everywhere, parted, positions
-from planner.layout.moves import MOVES
-from planner.layout.propagate import propagate
-from planner.layout.wishes import Wish, granted, unmet
+from planner.layout.lying import DimCut, GroupLayout, Mesh, everywhere, parted, positions, without_owed
+from planner.layout.moves import MOVES, moved, source_of
+from planner.layout.propagate import LINEAR, SHAPES_ONLY, WHOLE, Wishes, propagate
+from planner.layout.refusals import refuse_parts
+from planner.layout.wishes import Wish, granted, of_path, unmet
 
 __all__ = [
     "ADDENDS",
     "ALIKE",
     "FAMILIES",
+    "LINEAR",
     "MOVES",
+    "SHAPES_ONLY",
     "STATE_PREFIX",
+    "WHOLE",
     "Along",
+    "Behind",
+    "Collective",
     "Conversion",
     "DimCut",
     "Factor",
@@ -44,17 +51,27 @@ __all__ = [
     "Mesh",
     "Passage",
     "Wish",
+    "Wishes",
     "cut_of",
     "everywhere",
+    "fitting",
     "granted",
+    "laid",
     "layer_parts",
     "local_model",
+    "moved",
     "named_in",
+    "named_reads",
+    "of_path",
     "parted",
     "path",
     "positions",
     "propagate",
+    "refuse_parts",
     "refused_cut",
+    "sent",
     "share_of",
+    "source_of",
     "unmet",
+    "without_owed",
 ]

@@ -23,23 +23,30 @@ DEEPEST: Final = 40  # operations in a row that are looked at
 Users = Mapping[str, Sequence[Operation]]
 
 
+class Behind:
+    """The operations of a model by what they read, to look at what stands behind one of them."""
+
+    def __init__(self, operations: Sequence[Operation]) -> None:
+        self.users = _users(operations)
+        self.shapes = {x.name: x.outputs for x in operations}
+
+
 def fitting(
-    operations: Sequence[Operation], operation: Operation, dim: int, axes: tuple[int, ...], parts: int
+    behind: Behind, operation: Operation, dim: int, axes: tuple[int, ...], parts: int
 ) -> tuple[DimCut | None, str]:
     """Returns the cut of an operation's result that all views behind it can keep.
 
-    Args: `dim` is the dimension of the result that is cut into `parts`.
+    Args: `behind` has the whole model; `dim` is the dimension of the result that is cut into `parts`.
     Returns: the cut; or None and the reason, which names the first operation that cannot follow.
     """
     size = operation.outputs[0][dim]
-    users, farthest = _users(operations), (DEEPEST + 1, "")
-    shapes = {x.name: x.outputs for x in operations}
+    farthest = (DEEPEST + 1, "")
     for blocks in (n for n in range(1, size // parts + 1) if size % n == 0):
         points = parted(size // blocks, parts)
         if points is None:
             continue
         cut = DimCut(axes, points, blocks)
-        stopped = _stopped(operation.name, 0, dim, cut, users, shapes, DEEPEST)
+        stopped = _stopped(operation.name, 0, dim, cut, behind.users, behind.shapes, DEEPEST)
         if stopped is None:
             return cut, ""
         farthest = min(farthest, stopped, key=lambda x: x[0])

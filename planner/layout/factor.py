@@ -6,12 +6,13 @@ or that every rank has it whole (R where only a share of its gradient is made he
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from planner.layout.lying import DimCut, GroupLayout
-from planner.spatial import Call, Layout
+from planner.layout.local_graph import ADDENDS, LocalOperation
+from planner.layout.lying import DimCut, GroupLayout, everywhere, without_owed
+from planner.spatial import Call, Layout, Operation
 
 
 class Along(NamedTuple):
@@ -96,3 +97,44 @@ def sided(layout: GroupLayout, side: Side, cut: DimCut) -> GroupLayout:
     if side == "R":
         return GroupLayout(layout.shape, layout.cuts, layout.partial, layout.owed | axes)
     return layout
+
+
+def laid(
+    operation: Operation,
+    factors: Sequence[Factor],
+    chosen: Sequence[str],
+    cuts: Mapping[str, DimCut],
+    shapes: Mapping[str, tuple[int, ...]],
+    trained: Collection[str],
+) -> LocalOperation:
+    """Returns an operation with what it reads and makes, as the factors that it takes have it.
+
+    Args: `chosen` has a name of `factors` an axis, or ALIKE or ADDENDS; `cuts` says how each factor taken is cut;
+        `shapes` are those of its tensors by argument, and `trained` the arguments that have a gradient.
+    """
+    by_name = {factor.name: factor for factor in factors}
+
+    def lying(shape: tuple[int, ...], side: Callable[[Factor], Side]) -> GroupLayout:
+        layout = everywhere(shape)
+        for name in dict.fromkeys(chosen):
+            if name == ADDENDS:
+                axes = {axis for axis, x in enumerate(chosen) if x == name}
+                layout = GroupLayout(shape, layout.cuts, layout.partial | axes, layout.owed)
+            elif name in by_name:
+                layout = sided(layout, side(by_name[name]), cuts[name])
+        return layout
+
+    inputs = {}
+    for argument, shape in shapes.items():
+        want = lying(shape, lambda x, a=argument: x.side(a))  # type: ignore[misc]
+        inputs[argument] = want if argument in trained else without_owed(want)
+    outputs = tuple(
+        lying(shape, lambda x, i=i: x.outputs[i])  # type: ignore[misc]
+        for i, shape in enumerate(operation.outputs)
+    )
+    kernels = {
+        axis: by_name[name].kernel
+        for axis, name in enumerate(chosen)
+        if name in by_name and by_name[name].kernel
+    }
+    return LocalOperation(operation, tuple(chosen), inputs, outputs, kernels)

@@ -11,8 +11,9 @@ from math import prod
 from typing import Final
 
 from planner.layout.factor import shape_of
-from planner.layout.lying import DimCut
-from planner.spatial import Call
+from planner.layout.local_graph import ALIKE, LocalOperation
+from planner.layout.lying import DimCut, GroupLayout, Mesh
+from planner.spatial import Call, Operation
 
 Moved = tuple[tuple[int, DimCut], ...]  # one entry a result
 Move = Callable[[Call, int, DimCut], Moved | None]
@@ -130,6 +131,31 @@ def same(call: Call, dim: int, cut: DimCut) -> Moved | None:
 
 def _single(found: tuple[int, DimCut] | None) -> Moved | None:
     return None if found is None else (found,)
+
+
+def moved(operation: Operation, call: Call, inputs: Mapping[str, GroupLayout], mesh: Mesh) -> LocalOperation:
+    """Returns an operation that places elements: its source's cuts come along, or are gathered.
+
+    Args: `inputs` has the layouts of its tensors by argument.
+    """
+    source = source_of(call)
+    want = inputs[source]
+    found: dict[int, Moved] = {}
+    for dim, cut in enumerate(want.cuts):
+        to = None if cut is None else MOVES[operation.operation](call, dim, cut)
+        if to is None:
+            want = want.with_dim(dim, None)
+        else:
+            found[dim] = to
+    outputs = []
+    for i, shape in enumerate(operation.outputs):
+        cuts: list[DimCut | None] = [None] * len(shape)
+        for to in found.values():
+            dim, cut = to[i]
+            cuts[dim] = cut
+        outputs.append(GroupLayout(shape, tuple(cuts), want.partial, want.owed))
+    others = {argument: layout for argument, layout in inputs.items() if argument != source}
+    return LocalOperation(operation, (ALIKE,) * len(mesh), {source: want} | others, tuple(outputs))
 
 
 def source_of(call: Call) -> str:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from math import prod
 from typing import Final
 
-from planner.layout.blocks import fitting
+from planner.layout.blocks import Behind, fitting
 from planner.layout.conversions import cost
-from planner.layout.factor import Along, Factor, Side, numbered, sided
+from planner.layout.factor import Along, Factor, laid, numbered
 from planner.layout.families import FAMILIES
 from planner.layout.local_graph import (
     ADDENDS,
@@ -24,7 +24,7 @@ from planner.layout.local_graph import (
     named_reads,
 )
 from planner.layout.lying import DimCut, GroupLayout, Mesh, everywhere, parted, without_owed
-from planner.layout.moves import MOVES, Moved, source_of
+from planner.layout.moves import MOVES, moved, source_of
 from planner.layout.refusals import refuse_parts, refused
 from planner.spatial import (
     GETITEM,
@@ -40,6 +40,7 @@ from planner.spatial import (
 
 # operation, axis -> the factors that it is wished to take, first of all the one that says most, each with its wish
 Wishes = Callable[[Operation, int], Sequence[tuple[str, object]]]
+WHOLE: Final = "alike"  # the wish that ranks compute an operation alike
 PLACES: Final = {"samples": 0, "sequence": 1}  # names of dimensions of what an operation makes
 LINEAR: Final = {"aten.add": 2, "aten.sub": 2, "aten.neg": 1}  # tensors: of addends they make an addend
 SHAPES_ONLY: Final = ("aten.new_zeros", "aten.new_ones", "aten.new_full", "aten.new_empty")
@@ -82,6 +83,7 @@ class _Propagation:
         self.made: dict[str, tuple[GroupLayout, ...]] = {}
         self.states = {x.name for x in operations if x.operation == STATE}
         self.taken: set[object] = set()
+        self.behind = Behind(operations)
 
     def run(self) -> LocalGraph:
         placed = []
@@ -131,7 +133,7 @@ class _Propagation:
         if kind in SHAPES_ONLY:
             return LocalOperation(operation, alike, inputs, tuple(map(everywhere, operation.outputs)))
         if kind in MOVES and source_of(call) in inputs:
-            return self._move(operation, call, inputs)
+            return moved(operation, call, inputs, self.mesh)
         factors = FAMILIES[kind](call) if kind in FAMILIES else ()
         chosen = [self._choose(operation, call, factors, names, axis) for axis in range(len(self.mesh))]
         if any(map(self._is_split, names.values())):
@@ -153,6 +155,9 @@ class _Propagation:
         """Returns the factor that an operation takes along one axis."""
         cut = any(self.layouts[name][0].kind(axis) == "S" for name in names.values())
         for wish, key in self.wishes(operation, axis):
+            if wish == WHOLE:
+                self.taken.add(key)
+                return ALIKE
             for factor in factors:
                 by_place = _placed(wish, operation)
                 if by_place in (factor.name, *factor.also):
@@ -205,30 +210,9 @@ class _Propagation:
             for name, axes in taken.items()
             if name in by_name
         }
-
-        def lying(shape: tuple[int, ...], side: Callable[[Factor], Side]) -> GroupLayout:
-            layout = everywhere(shape)
-            for name, axes in taken.items():
-                if name == ADDENDS:
-                    layout = GroupLayout(shape, layout.cuts, layout.partial | set(axes), layout.owed)
-                elif name in by_name:
-                    layout = sided(layout, side(by_name[name]), cuts[name])
-            return layout
-
-        inputs = {}
-        for argument, name in names.items():
-            want = lying(self.layouts[name][0].shape, lambda x, a=argument: x.side(a))  # type: ignore[misc]
-            inputs[argument] = want if name in self.trained else without_owed(want)
-        outputs = tuple(
-            lying(shape, lambda x, i=i: x.outputs[i])  # type: ignore[misc]
-            for i, shape in enumerate(operation.outputs)
-        )
-        kernels = {
-            axis: by_name[name].kernel
-            for axis, name in enumerate(chosen)
-            if name in by_name and by_name[name].kernel
-        }
-        return LocalOperation(operation, tuple(chosen), inputs, outputs, kernels)
+        shapes = {argument: self.layouts[name][0].shape for argument, name in names.items()}
+        trained = {argument for argument, name in names.items() if name in self.trained}
+        return laid(operation, factors, chosen, cuts, shapes, trained)
 
     def _cut(
         self, operation: Operation, factor: Factor, names: Mapping[str, str], axes: tuple[int, ...]
@@ -252,32 +236,11 @@ class _Propagation:
         if factor.name == "out":
             side = factor.outputs[0]
             assert isinstance(side, Along)
-            found, why = fitting(self.operations, operation, side.dim, axes, parts)
+            found, why = fitting(self.behind, operation, side.dim, axes, parts)
             if found is None:
                 raise refused(operation, why)
             return found
         return DimCut(axes, points)
-
-    def _move(self, operation: Operation, call: Call, inputs: Mapping[str, GroupLayout]) -> LocalOperation:
-        """Places an operation that places elements: its source's cuts come along, or are gathered."""
-        source = source_of(call)
-        want = inputs[source]
-        found: dict[int, Moved] = {}
-        for dim, cut in enumerate(want.cuts):
-            moved = None if cut is None else MOVES[operation.operation](call, dim, cut)
-            if moved is None:
-                want = want.with_dim(dim, None)
-            else:
-                found[dim] = moved
-        outputs = []
-        for i, shape in enumerate(operation.outputs):
-            cuts: list[DimCut | None] = [None] * len(shape)
-            for moved in found.values():
-                dim, cut = moved[i]
-                cuts[dim] = cut
-            outputs.append(GroupLayout(shape, tuple(cuts), want.partial, want.owed))
-        others = {argument: layout for argument, layout in inputs.items() if argument != source}
-        return LocalOperation(operation, (ALIKE,) * len(self.mesh), {source: want} | others, tuple(outputs))
 
 
 def _question(operation: Operation, layouts: Mapping[str, tuple[GroupLayout, ...]]) -> Call:

@@ -17,14 +17,14 @@ from typing import Final, NamedTuple
 
 from planner.errors import BadInput
 from planner.layout.families import FAMILIES
-from planner.layout.propagate import PLACES, Wishes
+from planner.layout.propagate import PLACES, WHOLE, Wishes
 from planner.spatial import Operation
 
 PAIRS: Final = ("heads", "hidden")
 WEIGHTED: Final = ("aten.linear", "aten.addmm")
 ULYSSES: Final = "ulysses"
 ATTENTION: Final = "aten.scaled_dot_product_attention"
-KNOWN: Final = (*PAIRS, ULYSSES, "out", "in", "vocabulary", "classes", *PLACES)
+KNOWN: Final = (*PAIRS, ULYSSES, "out", "in", "vocabulary", "classes", WHOLE, *PLACES)
 
 
 class Wish(NamedTuple):

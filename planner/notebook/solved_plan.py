@@ -22,10 +22,12 @@ from planner.errors import BadInput
 from planner.explore import Frontier, frontier
 from planner.milp import Question, solve
 from planner.plan import Plan, stage_rows
+from planner.shown import Shown, frame_of
 from planner.timeline import Timeline
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from pandas import DataFrame
 
     from planner.profile import Profile
     from planner.simulate import RunRecord
@@ -120,6 +122,13 @@ class SolvedPlan(Plan):
         """Returns a row for each stage, as data."""
         return stage_rows(self)
 
+    def to_pandas(self) -> DataFrame:
+        """Returns a DataFrame with a row for each stage.
+
+        Raises: BadInput where pandas is not installed.
+        """
+        return frame_of(self)
+
     def to_dict(self) -> dict[str, object]:
         return self.model_dump(mode="json")
 
@@ -144,7 +153,7 @@ class SolvedPlan(Plan):
 
 
 @dataclass(frozen=True, repr=False)
-class SolvedFrontier:
+class SolvedFrontier(Shown):
     found: Frontier
     asked: Question
 
@@ -162,7 +171,7 @@ class SolvedFrontier:
     def __iter__(self) -> Iterator[SolvedPlan]:
         return iter(self.plans)
 
-    def plot(self) -> Figure:
+    def plot(self, *values: object, **options: object) -> Figure:
         return show.figure(self.found)
 
     def to_rows(self) -> list[dict[str, object]]:

@@ -10,6 +10,7 @@ from typing import Literal
 from pydantic import Field
 
 from planner.files import Count, Flag, Natural, NotNegative, Part, Text
+from planner.shown import Shown
 
 MOST_NEAR = 6  # rivals of the kind "near" that a certificate names at most
 Axis = Literal["data", "pipeline", "spatial"]
@@ -65,7 +66,7 @@ class Memory(Part):
         )
 
 
-class Prediction(Part):
+class Prediction(Shown, Part):
     step_ns: Natural
     low_ns: Natural = Field(description="lower end of the error bar")
     high_ns: Natural
@@ -196,7 +197,7 @@ class SearchSpace(Part):
     limits: tuple[Text, ...] = Field(default=(), description="what the model itself does not allow, and why")
 
 
-class Certificate(Part):
+class Certificate(Shown, Part):
     """The proof of a plan about the costs it was made for."""
 
     objective_ns: Natural = Field(description="step of the plan")

@@ -23,6 +23,7 @@ from planner import files
 from planner.cluster import Corrections
 from planner.files import Count, Flag, Natural, Part, Text
 from planner.plan.certificate import Certificate, Hop, Prediction, ReplicaTimes, StageTimes, of_version_1
+from planner.shown import Shown
 from planner.sums import SumsByName
 
 PLAN_VERSION: Final = 2
@@ -157,7 +158,7 @@ class CutLine(Part):
         return self.x, self.y, self.z
 
 
-class StagePlan(Part):
+class StagePlan(Shown, Part):
     layers: tuple[str, ...]
     recompute: Flag = False
     recompute_before: str = Field(

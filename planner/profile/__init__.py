@@ -1,11 +1,11 @@
 """Holds what every layer costs on one device: data, file, check and roofline.
 
 In: rows from `planner.measure`, or a profile file. Out: a `Profile`, whose `cost(layer, key)` is one row. Start
-reading at `profile.py` (the data), then `storages.py` (which bytes a stage keeps of it), `yaml.py` (the file) and
-`check.py` (what a profile must fulfil). `roofline.py` has times from FLOPs and bytes alone.
+reading at `profile.py` (the data), then `yaml.py` (the file) and
+`check.py` (what a profile must fulfil, and which bytes a stage keeps of it). `roofline.py` has times from FLOPs and bytes alone.
 """
 
-from planner.profile.check import check
+from planner.profile.check import check, kept_values, stage_memory, storages
 from planner.profile.profile import (
     PERSISTENT,
     CostKey,
@@ -19,7 +19,6 @@ from planner.profile.profile import (
     launch_ns,
     seconds,
 )
-from planner.profile.storages import kept_values, stage_memory, storages
 from planner.profile.yaml import MOST_BYTES, graph_of, load, save
 
 __all__ = [

@@ -116,7 +116,7 @@ def of_profile(profile: Profile) -> str:
 
 
 def _beside(profile: Profile) -> Iterator[str]:
-    """Yields a sentence where the machine was busy with something else, and one on reading samples."""
+    """Yields that the machine was busy with something else, and what reading samples takes, where either is so."""
     if profile.others > NOTABLE_SHARE:
         yield (
             f"Other processes took {profile.others:.0%} of this machine while it was measured, so that times may be "
@@ -179,6 +179,11 @@ def _missing(profile: Profile) -> Iterator[str]:
 
 def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+
+
+def of_stage(found: StagePlan) -> str:
+    more = [word for word in (_space(found) if found.spatial else "", _again(found)) if word]
+    return f"{_span(found)}{''.join(f', {word}' for word in more)}"
 
 
 def words(found: SearchProgress) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from planner.cluster import Cluster
 from planner.model import ModelGraph, served
-from planner.plan import Plan, stage_rows
+from planner.plan import Certificate, Plan, Prediction, stage_rows
 from planner.profile import Profile
 from planner.show import pictures, timelines
 from planner.show.markup import block, folded, paragraph, table
@@ -214,3 +214,31 @@ def preformatted(found: object) -> str:
     Args: `found` is shown by its `repr`.
     """
     return f"<pre>{escape(repr(found))}</pre>"
+
+
+def of_prediction(found: Prediction) -> str:
+    """Returns a prediction: the step with its error bar, and the memory of every worker."""
+    ends = f" ({format_duration(found.low_ns)} to {format_duration(found.high_ns)})"
+    rows = [
+        (worker, *(format_bytes(getattr(part, name)) for name in _HELD), format_bytes(part.limit))
+        for worker, part in enumerate(found.memory)
+    ]
+    head = f"{format_duration(found.step_ns)} a step{ends if found.low_ns < found.high_ns else ''}"
+    return f"{head}\n\n{columns(rows, ('worker', *_HELD, 'limit'))}"
+
+
+_HELD = ("parameters", "gradients", "optimizer", "activations", "buffers", "margin")
+
+
+def of_certificate(found: Certificate) -> str:
+    """Returns a certificate: the step, its lower bound and the gap, and how much was searched."""
+    lines = [
+        f"step {format_duration(found.objective_ns)}, lower bound {format_duration(found.bound_ns)}: gap "
+        f"{100 * found.gap:.2f} %"
+    ]
+    if (met := found.searched) is not None:
+        lines.append(
+            f"{met.configurations:,} configurations: {met.solved:,} solved, {met.ruled_out:,} ruled out by a bound, "
+            f"{met.open:,} left open"
+        )
+    return "\n".join(lines)

@@ -36,6 +36,10 @@ class StepRows(Shown, list[dict[str, float]]):
     a table.
     """
 
+    def to_rows(self) -> list[dict[str, float]]:
+        """Returns the rows as a plain list."""
+        return list(self)
+
     def heads(self) -> tuple[str, ...]:
         return tuple(head for head in HEADS if any(not math.isnan(row[head]) for row in self))
 

@@ -1,0 +1,130 @@
+"""The layouts of a model on a group that no other one equals in time and memory, over meshes and prices of memory.
+
+For each mesh the program is solved without a price of memory and with one by which little else counts. Between
+two layouts found, the price at which both are worth the same is tried next, until nothing new is found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from planner.choose.folded import folded
+from planner.choose.machine import MeshOnCluster, meshes, on_cluster
+from planner.choose.options import decisions_of
+from planner.choose.prices import NOT_STORED, LayoutPrice, Storing, price
+from planner.choose.program import program
+from planner.choose.solve import LayoutProgram, Solver
+from planner.choose.work import GroupWork
+from planner.choose.written import graph_by, graph_of, lines_of
+from planner.cluster import Cluster
+from planner.layout import LocalGraph, Mesh, Wish
+
+MOST_KEPT = 8  # layouts of a list
+_SOLVES = 9  # of one mesh
+_DEAR = 300.0  # times what a byte of the fastest layout takes: memory is then all but everything that counts
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChosenLayout:
+    """One layout: its lines, what it takes, and the model as it has it."""
+
+    on: MeshOnCluster
+    lines: tuple[Wish, ...]
+    price: LayoutPrice
+    graph: LocalGraph
+
+    @property
+    def mesh(self) -> Mesh:
+        """Returns the ranks along each axis of the group."""
+        return self.on.mesh
+
+
+def layouts(
+    work: GroupWork,
+    cluster: Cluster,
+    ranks: int,
+    *,
+    mesh: Mesh = (),
+    axes: int = 2,
+    solver: Solver | None = None,
+    note: Callable[[Mesh], None] = lambda _: None,
+) -> list[ChosenLayout]:
+    """Returns the layouts that none equals in time and memory, fastest first.
+
+    Args: `mesh` is the only one to try where it is given; else all of at most so many `axes` are tried. `note` hears of
+        each mesh before it is tried.
+    Raises: BadInput where the cluster has fewer devices than the group has ranks.
+    """
+    found: list[ChosenLayout] = []
+    for each in [mesh] if mesh else meshes(ranks, axes):
+        note(each)
+        found += _on_mesh(work, on_cluster(each, cluster), solver)
+    return _thinned(_best(found))
+
+
+def _on_mesh(work: GroupWork, on: MeshOnCluster, solver: Solver | None) -> Iterator[ChosenLayout]:
+    trained = work.with_gradients()
+    decisions = decisions_of(folded(work.operations), on.mesh, trained, work.resolved)
+    asked = program(decisions, work, on)
+    for worth, choice in explored(asked, work, on, solver):
+
+        def cost(graph: LocalGraph, worth: float = worth) -> float:
+            priced = price(graph, work, on)
+            return priced.ns + worth * priced.bytes
+
+        lines = lines_of(work, decisions, choice, cost)
+        graph = graph_by(work, on.mesh, lines)
+        yield ChosenLayout(on=on, lines=lines, price=price(graph, work, on), graph=graph)
+
+
+def explored(
+    asked: LayoutProgram,
+    work: GroupWork,
+    on: MeshOnCluster,
+    solver: Solver | None = None,
+    storing: Storing = NOT_STORED,
+) -> list[tuple[float, list[int]]]:
+    """Returns the choices of one mesh that are best at some price of memory, each with such a price."""
+    known: dict[tuple[int, ...], tuple[float, LayoutPrice]] = {}
+
+    def at(worth: float) -> LayoutPrice:
+        choice = asked.solve(worth, solver)
+        priced = price(graph_of(work, asked.decisions, choice), work, on, storing, worth)
+        known.setdefault(tuple(choice), (worth, priced))
+        return priced
+
+    fast = at(0.0)
+    small = at(_DEAR * fast.ns / max(fast.bytes, 1.0))
+    open_pairs = [(fast, small)]
+    while open_pairs and len(known) < _SOLVES:
+        left, right = open_pairs.pop(0)
+        if right.ns <= left.ns or left.bytes <= right.bytes:
+            continue
+        worth = (right.ns - left.ns) / (left.bytes - right.bytes)
+        middle = at(worth)
+        line = left.ns + worth * left.bytes
+        if middle.ns + worth * middle.bytes < line * (1 - 1e-6):
+            open_pairs += [(left, middle), (middle, right)]
+    return [(worth, list(choice)) for choice, (worth, _) in known.items()]
+
+
+def _best(found: Sequence[ChosenLayout]) -> list[ChosenLayout]:
+    """Returns those that none equals in time and memory, fastest first; of equal ones the one with fewer axes."""
+    kept: list[ChosenLayout] = []
+    for each in sorted(found, key=lambda x: (x.price.ns, x.price.bytes, len(x.mesh), x.mesh, x.lines)):
+        if not kept or each.price.bytes < kept[-1].price.bytes * (1 - 1e-9):
+            kept.append(each)
+    return kept
+
+
+def _thinned(found: list[ChosenLayout]) -> list[ChosenLayout]:
+    """Returns at most MOST_KEPT, without those that save least memory for what they take longer."""
+    kept = list(found)
+    while len(kept) > MOST_KEPT:
+        gains = [
+            (kept[i - 1].price.bytes - kept[i].price.bytes) * (kept[i + 1].price.ns - kept[i].price.ns)
+            for i in range(1, len(kept) - 1)
+        ]
+        del kept[1 + gains.index(min(gains))]
+    return kept
