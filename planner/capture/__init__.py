@@ -25,6 +25,7 @@ from planner.capture.operations import (
     operation_of,
     operations_of,
     samples_of,
+    with_names,
 )
 from planner.capture.self_check import check_training
 from planner.capture.stage_modules import CONTEXTS, StageModule, cut, layer_module, materialise, name_of
@@ -70,5 +71,6 @@ __all__ = [
     "share_of_latest",
     "storage_of",
     "use_of_states",
+    "with_names",
     "write_model",
 ]

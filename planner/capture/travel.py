@@ -25,7 +25,6 @@ from planner.capture.export_workarounds import average_batch_norm
 from planner.capture.fake_run import after, probe
 from planner.capture.layers import Grouping
 from planner.capture.opaque import OpaqueLayer
-from planner.capture.operations import with_names
 from planner.capture.slices import Slicing, affine
 from planner.capture.traced_graph import SYNCHRONISED, Like, Source, Traced, line_of
 from planner.errors import BadInput
@@ -240,7 +239,7 @@ def _made(data: Mapping[str, Json], constants: Mapping[str, Tensor], origin: Rec
     second = probe(traced, int(data["probes"][1]), trainable) if traced.symbolic else first
     metrics = tuple(str(name) for name in data.get("metrics", ()))
     layout = Slicing(traced, grouping, (first, second))
-    return Captured(with_names(described, layout), layout, origin, metrics=metrics)
+    return Captured(described, layout, origin, metrics=metrics)
 
 
 def _like(row: Mapping[str, Json]) -> Like:

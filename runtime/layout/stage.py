@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import fx
 
-from planner.capture import Captured, StageModule, name_of
+from planner.capture import Captured, StageModule, name_of, with_names
 from planner.layout import STATE_PREFIX, GroupLayout, LocalGraph, Mesh, Wish, cut_of
 from runtime.layout.moves import CutGroup, region
 from runtime.layout.rewrite import localise
@@ -22,7 +22,7 @@ def local_graph(captured: Captured, mesh: Mesh, wishes: Sequence[Wish]) -> Local
     Args: `mesh` has the parts along each axis; `wishes` say which modules take which factor.
     Raises: NoRule for what cannot be done exactly, BadInput for a wish that no module can grant.
     """
-    return cut_of(captured.graph, captured.layout.probes[0].n, mesh, wishes)
+    return cut_of(with_names(captured.graph, captured.layout), captured.layout.probes[0].n, mesh, wishes)
 
 
 def cut_stage(module: StageModule, graph: LocalGraph, group: CutGroup) -> None:

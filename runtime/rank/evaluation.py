@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from planner.capture import Captured, StageModule, cut, drawing_order, evaluation_of, name_of
+from planner.capture import Captured, StageModule, cut, drawing_order, evaluation_of, name_of, with_names
 from planner.errors import BadInput, BadPlan
 from planner.model import Buffer, Parameter
 from runtime.execute import AUTOCAST, Interpreter, Pulse, Tensors, Tracer, forward_program
@@ -124,7 +124,11 @@ class Evaluation:
             )
         if plan.batch.shares:
             program = forward_program(plan, world, routes, parts.place.data)
-        sharing = parts.sharing.of_others(plan, every, micro, captured.graph) if parts.sharing else None
+        sharing = (
+            parts.sharing.of_others(plan, every, micro, with_names(captured.graph, captured.layout))
+            if parts.sharing
+            else None
+        )
         self._feed = Feed(reads, world.device)
         modules = {stage: every[stage] for _, stage in parts.held}
         draws = drawing_order(captured.layout.traced.graph)

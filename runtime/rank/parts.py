@@ -9,7 +9,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from planner.capture import Captured, StageModule, StateUse, cut, use_of_states
+from planner.capture import Captured, StageModule, StateUse, cut, use_of_states, with_names
 from planner.errors import BadPlan
 from planner.kept import Masks
 from planner.model import Buffer
@@ -91,7 +91,8 @@ class RankParts:
         self.routes = routes_of(self.graph, self.stage_of)
         check_hops(self.routes, plan.hops)
         self.keys = Keys(options.seed, world.device)
-        self.cut = graph_on_group(plan, self.graph) if is_cut(plan) else None
+        named = with_names(self.graph, self.captured.layout)
+        self.cut = graph_on_group(plan, named) if is_cut(plan) else None
         parts = places_of_parts(self.cut) if self.cut is not None else None
         found = buckets_of(self.graph, self.stage_of, self.mesh, trained(self.captured), parts)
         self.buckets = shared_buckets(found, plan, self.graph, self.mesh)
