@@ -58,6 +58,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever runs the tests may have told how wide their terminal is."""
     monkeypatch.delenv("COLUMNS", raising=False)
+    os.unsetenv("COLUMNS")  # readline, which a debugger imports, sets it past os.environ, for all children
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ import torch
 from planner.capture import LiveBytes
 from planner.errors import BadInput
 from planner.plan import Plan
-from planner.terminal import progress
+from planner.terminal import console
 from planner.timeline import Timeline
 from runtime.launch import compare_with_one_process as rehearse_check
 from runtime.launch.compare_with_one_process import Checked
@@ -98,7 +98,7 @@ def test_replicas_are_rehearsed_once_and_the_step_is_replayed_from_what_was_foun
 def test_every_part_of_a_rehearsal_that_lasts_is_spoken_of(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "FIRST_LINE_S", 1e-4)
+    monkeypatch.setattr(console, "FIRST_LINE_S", 1e-4)
     rehearse(plan_of(*BRANCHES, family="1f1b", workers=2, micros=2), steps=1)
     said = {line.rpartition(": ")[0].partition(": ")[2] for line in capsys.readouterr().err.splitlines()}
     assert said == {"the model", "rank 0, 1 of 2", "rank 1, 2 of 2"}
