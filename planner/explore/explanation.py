@@ -101,12 +101,20 @@ def explain(question: Question, *, more_bytes: int = GIB) -> Explanation:
         runners_up=(*([_part(found.best)] if plan.batch.shares else []), *_runners_up(found)),
         within_error=tuple(_near(found, found.limit * (1 + within))),
         error=error,
-        within=within,
+        within=(1 + within) * _over_bound(plan) - 1,
         room=room,
         overhead=overhead(plan),
         in_one=_in_one(found),
         pruned=pruned,
     )
+
+
+def _over_bound(plan: Plan) -> float:
+    """Returns the plan's step as a multiple of its lower bound: 1 where it is proved fastest."""
+    proof = plan.certificate
+    if proof is None or not proof.bound_ns:
+        return float("inf")
+    return max(1.0, proof.objective_ns / proof.bound_ns)
 
 
 def _pruned(question: Question) -> PrunedState:

@@ -8,7 +8,7 @@ import pytest
 
 from planner.errors import Infeasible
 from planner.explore import Explanation, explain
-from planner.explore.explanation import _near, _others
+from planner.explore.explanation import _near, _others, _over_bound
 from planner.milp import Question, solve, solve_with_search
 from planner.profile import Profile, Seconds
 from planner.show import data, text
@@ -73,6 +73,15 @@ def test_plans_within_the_error_of_the_costs_are_ties(tight: Explanation) -> Non
     assert tight.within == pytest.approx(2 * tight.error / (1 - tight.error))
     for part in tight.within_error:
         assert tight.chosen.step_ns <= part.step_ns <= tight.chosen.step_ns * (1 + tight.within)
+
+
+def test_what_is_not_proved_counts_among_what_could_be_faster(tight: Explanation) -> None:
+    proof = tight.plan.certificate
+    assert proof is not None and _over_bound(tight.plan) == 1
+    half = proof.model_copy(update={"bound_ns": proof.objective_ns // 2})
+    open_ = tight.plan.model_copy(update={"certificate": half})
+    assert _over_bound(open_) == pytest.approx(2, rel=0.01)
+    assert _over_bound(tight.plan.model_copy(update={"certificate": None})) == float("inf")
 
 
 def test_a_way_to_train_is_a_tie_once_in_the_best_of_its_orders() -> None:
