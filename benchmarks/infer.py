@@ -10,6 +10,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +23,8 @@ from torch import Tensor, nn
 
 from benchmarks.harness import Cell, Result, Table, above, below, main
 from runtime.infer import InferPlan, InferRequest, Tasks, prepared
-from runtime.infer.chunk import Work, best
+from runtime.infer.box_work import Work
+from runtime.infer.chunk import best
 from runtime.infer.folder import boxes
 
 MODEL = """
@@ -97,7 +99,7 @@ def beside(
     first = prepared(request(str(folder / "none.npy"), ",".join(map(str, shape))))
     work = Work(first.applied)
     memory = work.of(shape)[1] / 3  # what the volume would take is three times of what there is
-    chunk = best(work, tuple(min(n, DEPTH) for n in shape), memory, None)
+    chosen = best(work, tuple(min(n, DEPTH) for n in shape), memory, None)
     side = window(first, memory)
     times: dict[str, list[float]] = {"ours": [], "0.25": [], "0.5": []}
     made: dict[str, Tensor] = {}
@@ -109,8 +111,9 @@ def beside(
 
     def ours() -> None:
         applied = first.applied
+        applied.job = replace(applied.job, sweep=list(chosen.sweep))
         out = np.empty(applied.output_shape, "f4")
-        for box in boxes(shape, chunk):
+        for box in boxes(shape, chosen.chunk):
             values, _ = applied.compute(box)
             out[(slice(None), *(slice(*rows) for rows in box))] = values
         made["ours"] = torch.from_numpy(out)[None]
@@ -121,8 +124,9 @@ def beside(
             times[str(overlap)].append(took(partial(monai, overlap)))
     seconds = {name: statistics.median(found) for name, found in times.items()}
     scale = float(whole.abs().max())
-    over = work.total(chunk)[0] / work.of(shape)[0]
-    said = {"ours": f"ours, chunk {' x '.join(map(str, chunk))}"}
+    over = work.total(*chosen)[0] / work.of(shape)[0]
+    how = f", passes of {chosen.sweep[1]} along axis {chosen.sweep[0]}" if chosen.sweep else ""
+    said = {"ours": f"ours, chunk {' x '.join(map(str, chosen.chunk))}{how}"}
     rows: list[tuple[Cell, ...]] = [
         (
             said.get(name, f"MONAI, window {side}, overlap {name}"),

@@ -19,7 +19,7 @@ from planner.spatial.layout import (
     rank_at,
     whole,
 )
-from planner.spatial.need import HERE, WAYS_OUT, Box, Need, Reach, local_shape
+from planner.spatial.need import HERE, WAYS_OUT, Box, Need, Reach, Rows, laid, local_shape
 from planner.spatial.operation import (
     GETITEM,
     INPUT,
@@ -86,6 +86,7 @@ __all__ = [
     "Ref",
     "Resplit",
     "RowRun",
+    "Rows",
     "Segment",
     "Step",
     "Traffic",
@@ -101,6 +102,7 @@ __all__ = [
     "from_text",
     "front_padding",
     "grown",
+    "laid",
     "local_shape",
     "middle_of",
     "neighbours",

@@ -44,12 +44,6 @@ class Need:
     placed: tuple[Placed, ...]  # in order; those without a Step compute what every box computes alike
     layouts: Mapping[str, tuple[Layout, ...]]  # of every tensor; the box is at coordinate HERE of each axis
 
-    @property
-    def elements(self) -> int:
-        """Returns how many numbers the operations make for this box, the measure of its work."""
-        made = (x for done in self.placed for x in self.layouts[done.operation.name])
-        return sum(prod(local_shape(layout)) for layout in made if not layout.whole)
-
 
 def local_shape(layout: Layout) -> tuple[int, ...]:
     """Returns the shape of the part of a tensor that a box holds.
@@ -104,6 +98,11 @@ class Reach:
         return tuple(sorted(layout.cut_dims, key=lambda dim: axis_of(layout, dim)))
 
     @property
+    def axes(self) -> tuple[int, ...]:
+        """Returns the axes of space of the output, in the order of a box."""
+        return tuple(sorted(self.spaces(self.result)))
+
+    @property
     def output_space(self) -> tuple[int, ...]:
         """Returns the rows of the whole output along each axis of space."""
         return tuple(self.output_shape[dim] for dim in self.output_dims)
@@ -113,23 +112,25 @@ class Reach:
 
         Args: `box` has rows of the output along each axis of space, in the order of `output_dims`.
         """
-        axes = sorted(self.spaces(self.result))
-        rows = self._back(dict(zip(axes, box, strict=True)))
-
-        def step(operation: Operation, reads: Mapping[str, Layout]) -> Step:
-            sizes = self.spaces(operation.name)
-            wanted = {axis: (0, *own, sizes[axis]) for axis, own in rows[operation.name].items()}
-            return here(rule(asked(operation, reads, wanted)))
-
+        rows = self.rows(dict(zip(self.axes, box, strict=True)))
         found = rows[self.source]
-        placed, layouts = self._walk(_laid(self.layouts[self.source][0], found), step)
+        placed, layouts = self._walk(
+            laid(self.layouts[self.source][0], found),
+            lambda operation, reads: self.step(operation, reads, rows[operation.name]),
+        )
         return Need(box, tuple(found[axis] for axis in sorted(found)), placed, layouts)
 
-    def _back(self, result: Mapping[int, Rows]) -> dict[str, dict[int, Rows]]:
+    def step(self, operation: Operation, reads: Mapping[str, Layout], rows: Mapping[int, Rows]) -> Step:
+        """Returns how an operation makes the given rows of its result, by axis, of tensors that lie so."""
+        sizes = self.spaces(operation.name)
+        wanted = {axis: (0, *own, sizes[axis]) for axis, own in rows.items()}
+        return here(rule(asked(operation, reads, wanted)))
+
+    def rows(self, result: Mapping[int, Rows]) -> dict[str, dict[int, Rows]]:
         """Returns the rows of every tensor that the given rows of the result need, along each axis."""
         rows: dict[str, dict[int, Rows]] = {self.result: dict(result), self.source: {}}
         for operation in reversed(self.operations):
-            for name, axis, needed in self._needs(operation, rows.get(operation.name, {})):
+            for name, axis, needed in self.needs(operation, rows.get(operation.name, {})):
                 known = rows.setdefault(name, {})
                 if needed is not None:
                     low, high = known.get(axis, needed)
@@ -139,9 +140,7 @@ class Reach:
             rows[name] = missing | rows.get(name, {})
         return rows
 
-    def _needs(
-        self, operation: Operation, rows: Mapping[int, Rows]
-    ) -> Iterator[tuple[str, int, Rows | None]]:
+    def needs(self, operation: Operation, rows: Mapping[int, Rows]) -> Iterator[tuple[str, int, Rows | None]]:
         """Yields the rows of each tensor that an operation reads for the given rows of its result."""
         sizes = self.spaces(operation.name)
         if operation.operation == GETITEM:
@@ -268,7 +267,7 @@ def axis_of(layout: Layout, dim: int) -> int:
     return cut.axis
 
 
-def _laid(layout: Layout, rows: Mapping[int, Rows]) -> Layout:
+def laid(layout: Layout, rows: Mapping[int, Rows]) -> Layout:
     for dim in layout.cut_dims:
         axis = axis_of(layout, dim)
         layout = layout.with_cut(dim, Cut(axis, (0, *rows[axis], layout.shape[dim])))

@@ -1,5 +1,7 @@
 """Chooses the chunk of a task: of all aligned boxes that fit into memory, the one that makes most voxels a second.
 
+A task computes its box at once, or goes along one axis of it pass by pass (`sweep.py`), whichever is faster.
+
 What a box computes and holds is summed over the operations, each with its own margins. How many bytes and seconds
 that is on the device is measured on a box in the middle, in a process that may die; a box that does not fit is halved.
 """
@@ -11,28 +13,30 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from math import ceil, prod
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from planner.errors import BadInput
-from planner.spatial import Box, Layout, alignment, local_shape
+from planner.spatial import Box
+from runtime.infer.box_work import Work
 from runtime.infer.folder import InferJob
 from runtime.infer.model import Applied
 
 ROUNDS = 6  # of measurements
-PROBED = 32  # rows of the box that tells margins
 LEAST = 8  # rows of a chunk along each axis, about
 LENGTHS = 12  # tried along each axis
-TRAFFIC = 8  # floating-point operations that a number costs that is only read and written
 PER_TASK_S = 0.02  # that a task takes whatever its size
+PER_PASS_S = 0.03  # and a pass of a sweep
+PASSES = 3  # of a sweep that is measured
+WORTH_S = 20.0  # of all tasks, from which other ways are measured, too
+NEAR = 1.25  # times the fastest way's prediction
 MEASURE_S = 600
+SHARE = 0.7  # of the memory that is free
 
 
 class BoxCost(NamedTuple):
@@ -42,11 +46,19 @@ class BoxCost(NamedTuple):
     peak_bytes: int
 
 
+class TaskShape(NamedTuple):
+    """The rows of a task along each axis, and how it goes through them: at once, or along an axis in passes."""
+
+    chunk: tuple[int, ...]
+    sweep: tuple[int, ...] = ()  # the axis, and the rows of a pass
+
+
 @dataclass(frozen=True, kw_only=True)
 class ChunkChoice:
     """A chunk with what it costs; figures are predictions unless `measured`."""
 
     chunk: tuple[int, ...]  # rows of the output
+    sweep: tuple[int, ...]  # the axis that a task goes along, and the rows of a pass; empty for boxes at once
     alignment: tuple[int, ...]
     margin: tuple[tuple[int, int], ...]  # rows of the input before and behind, along each axis
     overcompute: float  # work of all tasks over that of the whole volume at once
@@ -63,65 +75,6 @@ class ChunkChoice:
         return self.tasks * self.task_s
 
 
-class Work:
-    """The work and memory of a box by its rows, summed over the operations of a model."""
-
-    def __init__(self, applied: Applied) -> None:
-        reach = self.reach = applied.reach
-        self.space, self.alignment = (
-            reach.output_space,
-            tuple(min(a, n) for a, n in zip(alignment(reach), reach.output_space, strict=True)),
-        )
-        self.probed = tuple(map(_probed, self.space, self.alignment))
-        self.need = reach.of(self.middle(self.probed))
-        forward, flops = applied.forward, applied.forward.captured.layout.probes[0].flops
-        made = [
-            (done, layout) for done in self.need.placed for layout in self.need.layouts[done.operation.name]
-        ]
-        inner = [(done, layout) for done, layout in made if not layout.whole]
-        axes = sorted(reach.spaces(reach.result))
-        self.first = np.array([[_rows(layout, axis)[0] for axis in axes] for _, layout in inner], float)
-        self.whole = np.array([[_rows(layout, axis)[1] for axis in axes] for _, layout in inner], float)
-        self.other = np.array([prod(layout.shape) for _, layout in inner], float) / self.whole.prod(1)
-        self.flops = np.array([flops.get(forward.nodes[d.operation.name], 0) for d, _ in inner], float)
-        self.item = torch.empty(0, dtype=applied.dtype).element_size()
-        self.alive = _alive([d.operation.name for d, _ in inner], [d.operation.reads() for d, _ in inner])
-
-    def middle(self, rows: Sequence[int]) -> Box:
-        """Returns an aligned box of so many rows in the middle of the output."""
-        starts = ((n - m) // 2 // a * a for n, m, a in zip(self.space, rows, self.alignment, strict=True))
-        return tuple((first, first + m) for first, m in zip(starts, rows, strict=True))
-
-    def _elements(self, rows: Sequence[float]) -> NDArray[np.float64]:
-        rate = self.whole / np.array(self.space, float)
-        grown = np.minimum(self.first + rate * (np.array(rows, float) - np.array(self.probed)), self.whole)
-        grown = np.where(np.array(rows) >= np.array(self.space), self.whole, np.maximum(grown, 1))
-        found: NDArray[np.float64] = self.other * grown.prod(1)
-        return found
-
-    def of(self, rows: Sequence[float]) -> tuple[float, float]:
-        """Returns the work of a box in floating-point operations, and the bytes that it holds at once."""
-        elements = self._elements(rows)
-        share = elements / (self.other * self.whole.prod(1))
-        work = float((self.flops * share).sum() + TRAFFIC * elements.sum())
-        return work, float((self.alive @ elements).max() * self.item)
-
-    def total(self, chunk: Sequence[int]) -> tuple[float, int]:
-        """Returns the work of all tasks of a chunk, and their number."""
-        counts = [ceil(n / c) for n, c in zip(self.space, chunk, strict=True)]
-        mean = [n / count for n, count in zip(self.space, counts, strict=True)]
-        return prod(counts) * self.of(mean)[0], prod(counts)
-
-    @property
-    def margin(self) -> tuple[tuple[int, int], ...]:
-        """Returns the rows of the input before and behind those in proportion to a box in the middle."""
-        found = []
-        rows = zip(self.need.input, self.need.output, self.space, self.reach.input_shape[2:], strict=False)
-        for (low, high), (first, last), made, size in rows:
-            found.append((max(0, first * size // made - low), max(0, high - -(-last * size // made))))
-        return tuple(found)
-
-
 def choose(applied: Applied, memory: int, *, measure: bool = True) -> ChunkChoice:
     """Returns the chunk that makes most voxels a second.
 
@@ -130,52 +83,111 @@ def choose(applied: Applied, memory: int, *, measure: bool = True) -> ChunkChoic
     """
     work = Work(applied)
     base = tuple(min(n, a * ceil(LEAST / a)) for n, a in zip(work.space, work.alignment, strict=True))
-    per_byte, limit = 1.0, float(memory)
-    chunk = best(work, base, limit, None)
     if not measure:
-        return _choice(work, chunk, None, limit)
-    fits: tuple[tuple[int, ...], BoxCost] | None = None
+        return _choice(work, best(work, base, memory, None), None, memory)
+    shape, cost, scale = _fitting(applied, work, base, memory)
+    limit, rate = memory / scale, cost.seconds / work.of(*_sample(work, shape))[0]
+    least = best(work, base, limit, rate)
+    if seconds(work, least, rate) > WORTH_S:
+        near = [best(work, base, limit, rate, (way,)) for way in (None, *range(len(base)))]
+        tried = [x for x in near if seconds(work, x, rate) <= NEAR * seconds(work, least, rate)]
+    else:
+        tried = [least]
+    fits = [(shape, cost)]
+    for other in dict.fromkeys(tried):
+        if other != shape and (again := measured(applied.job, work, other)) and again.peak_bytes <= memory:
+            fits.append((other, again))
+    return _choice(work, *min(fits, key=lambda fit: _total_s(work, *fit)), limit)
+
+
+def _fitting(
+    applied: Applied, work: Work, base: Sequence[int], memory: int
+) -> tuple[TaskShape, BoxCost, float]:
+    """Returns a shape that was measured to fit, what it took, and how many bytes stand for one that is predicted."""
+    shape, per_byte = best(work, base, memory, None), 1.0
     for _ in range(ROUNDS):
-        found = measured(applied.job, work.middle(chunk))
+        found = measured(applied.job, work, shape)
+        predicted = work.of(*shape)[1]
         if found is not None and found.peak_bytes <= memory:
-            fits = chunk, found
-            break
-        predicted = work.of(chunk)[1]
+            return shape, found, max(per_byte, found.peak_bytes / predicted)
         per_byte = max(per_byte * 2 if found is None else found.peak_bytes / predicted * 1.1, per_byte)
         smaller = best(work, base, min(memory / per_byte, predicted / 2 if found is None else memory), None)
-        if smaller == chunk:
+        if smaller == shape:
             break
-        chunk = smaller
-    if fits is None:
-        raise BadInput(
-            f"not even a chunk of {chunk} fits into {memory / 2**30:.2f} GiB",
-            where="--memory",
-            allowed="more memory, or fewer workers on this machine",
-        )
-    seconds = fits[1].seconds / work.of(chunk)[0]
-    scale = max(1.0, fits[1].peak_bytes / work.of(chunk)[1])
-    better = best(work, base, memory / scale, seconds)
-    if better != chunk and (again := measured(applied.job, work.middle(better))) is not None:
-        rate = prod(chunk) / fits[1].seconds
-        if again.peak_bytes <= memory and prod(better) / again.seconds > rate:
-            fits = better, again
-    return _choice(work, *fits, memory / scale)
+        shape = smaller
+    raise BadInput(
+        f"not even a chunk of {shape.chunk} fits into {memory / 2**30:.2f} GiB",
+        where="--memory",
+        allowed="more memory, or fewer workers on this machine",
+    )
 
 
-def best(work: Work, unit: Sequence[int], limit: float, seconds: float | None) -> tuple[int, ...]:
-    """Returns the chunk of least time for all tasks whose bytes fit; the smallest where none does.
+def best(
+    work: Work,
+    unit: Sequence[int],
+    limit: float,
+    rate: float | None,
+    ways: Sequence[int | None] | None = None,
+) -> TaskShape:
+    """Returns the shape of least time for all tasks whose bytes fit; the smallest where none does.
 
-    Args: `unit` has the rows of which a chunk is a multiple; `limit` is in bytes; `seconds` are for a unit of work.
+    Args: `unit` has the rows of which a chunk is a multiple; `limit` is in bytes; `rate` is the seconds of a unit of
+        work; `ways` are the axes to go along, None for boxes at once, and all of these when left out.
     """
-    rate = seconds or PER_TASK_S / max(1.0, work.of(unit)[0])
-    found, least = tuple(map(min, unit, work.space)), float("inf")
-    for chunk in itertools.product(*(lengths(n, u) for n, u in zip(work.space, unit, strict=True))):
-        if work.of(chunk)[1] > limit:
-            continue
-        total, tasks = work.total(chunk)
-        if (took := total * rate + tasks * PER_TASK_S) < least:
-            found, least = chunk, took
+    rate = rate or PER_TASK_S / max(1.0, work.of(unit)[0])
+    found, least = TaskShape(tuple(map(min, unit, work.space))), float("inf")
+    for shape in _shapes(work, unit, ways if ways is not None else (None, *range(len(unit)))):
+        if (took := seconds(work, shape, rate)) < least and work.of(*shape)[1] <= limit:
+            found, least = shape, took
     return found
+
+
+def _shapes(work: Work, unit: Sequence[int], ways: Sequence[int | None]) -> Iterator[TaskShape]:
+    every = [lengths(n, u) for n, u in zip(work.space, unit, strict=True)]
+    for way in ways:
+        if way is None:
+            yield from map(TaskShape, itertools.product(*every))
+            continue
+        size = work.space[way]
+        long = sorted(
+            {n for n in every[way] if n * 4 >= size}
+        )  # short ones would compute their margins again
+        steps = [step for step in every[way] if step * 2 <= size]
+        for chunk in itertools.product(*(long if axis == way else found for axis, found in enumerate(every))):
+            yield from (TaskShape(chunk, (way, step)) for step in steps if step * 2 <= chunk[way])
+
+
+def seconds(work: Work, shape: TaskShape, rate: float) -> float:
+    """Returns the predicted seconds of all tasks on one worker.
+
+    Args: `rate` is the seconds of a unit of work.
+    """
+    total, tasks = work.total(*shape)
+    passes = ceil(shape.chunk[shape.sweep[0]] / shape.sweep[1]) if shape.sweep else 0
+    return total * rate + tasks * (PER_TASK_S + passes * PER_PASS_S)
+
+
+def _sample(work: Work, shape: TaskShape) -> TaskShape:
+    """Returns the part of a task that is measured: all of it, or some passes."""
+    if not shape.sweep:
+        return shape
+    place, step = shape.sweep
+    rows = min(shape.chunk[place], PASSES * step)
+    return TaskShape((*shape.chunk[:place], rows, *shape.chunk[place + 1 :]), shape.sweep)
+
+
+def _total_s(work: Work, shape: TaskShape, cost: BoxCost) -> float:
+    total, tasks = work.total(*shape)
+    return cost.seconds * total / work.of(*_sample(work, shape))[0] + tasks * PER_TASK_S
+
+
+def free_memory(device: str) -> int:
+    """Returns the bytes that one worker may take where nothing else is said."""
+    if device != "cpu":
+        return int(torch.cuda.mem_get_info(torch.device(device))[0] * SHARE)
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    row = next(line for line in lines if line.startswith("MemAvailable"))
+    return int(int(row.split()[1]) * 1024 * SHARE)
 
 
 def lengths(size: int, unit: int) -> list[int]:
@@ -186,19 +198,18 @@ def lengths(size: int, unit: int) -> list[int]:
     return sorted({min(size, unit * count) for count in counts | even})
 
 
-def _choice(work: Work, chunk: tuple[int, ...], cost: BoxCost | None, limit: float) -> ChunkChoice:
-    total, tasks = work.total(chunk)
-    whole = work.of(work.space)[0]
-    made, peak = work.of(chunk)
+def _choice(work: Work, shape: TaskShape, cost: BoxCost | None, limit: float) -> ChunkChoice:
+    total, tasks = work.total(*shape)
     cube, over = _cube(work, limit)
     return ChunkChoice(
-        chunk=chunk,
+        chunk=shape.chunk,
+        sweep=shape.sweep,
         alignment=work.alignment,
         margin=work.margin,
-        overcompute=total / whole,
+        overcompute=total / work.of(work.space)[0],
         tasks=tasks,
-        peak_bytes=cost.peak_bytes if cost else int(peak),
-        task_s=(cost.seconds if cost else made / 1e10) * (total / tasks / made) + PER_TASK_S,
+        peak_bytes=cost.peak_bytes if cost else int(work.of(*shape)[1]),
+        task_s=(_total_s(work, shape, cost) if cost else seconds(work, shape, 1e-10)) / tasks,
         measured=cost is not None,
         cube=cube,
         cube_overcompute=over,
@@ -216,48 +227,29 @@ def _cube(work: Work, limit: float) -> tuple[tuple[int, ...], float]:
     return found, over
 
 
-def measured(job: InferJob, box: Box) -> BoxCost | None:
-    """Computes one box in a process of its own.
+def measured(job: InferJob, work: Work, shape: TaskShape) -> BoxCost | None:
+    """Computes a box in the middle in a process of its own, or some passes of it.
 
     Returns: what it took; None where the process was ended, as by the lack of memory.
     Raises: BadInput where it failed for another reason.
     """
     program = [sys.executable, "-P", "-m", "runtime.infer.chunk"]
-    asked = json.dumps({"job": asdict(job), "box": box, "threads": torch.get_num_threads()})
+    part = _sample(work, shape)
+    tried = asdict(replace(job, sweep=list(shape.sweep)))
+    asked = json.dumps({"job": tried, "box": work.middle(part.chunk), "threads": torch.get_num_threads()})
     try:
         done = subprocess.run(program, input=asked, capture_output=True, text=True, timeout=MEASURE_S)
     except subprocess.TimeoutExpired:
         return None
     if done.returncode <= 0:
         found = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else None
-        return found and BoxCost(float(found[0]), int(found[1]))
+        rest = work.item * (
+            work.result(shape.chunk) - work.result(part.chunk)
+        )  # which a whole sweep holds more
+        return found and BoxCost(float(found[0]), int(found[1] + rest))
     raise BadInput(
         f"a box could not be computed: {done.stderr.strip().splitlines()[-1:]}", where="--chunk auto"
     )
-
-
-def _probed(size: int, alignment: int) -> int:
-    """Returns the rows of a box that has borders of its own where the volume is large enough for them."""
-    return min(
-        size, max(alignment, min(alignment * ceil(PROBED / alignment), size // 2 // alignment * alignment))
-    )
-
-
-def _rows(layout: Layout, axis: int) -> tuple[int, int]:
-    """Returns the rows of a box and of the whole tensor along an axis; ones where the tensor does not have it."""
-    for dim, cut in enumerate(layout.cuts):
-        if cut is not None and cut.axis == axis:
-            return local_shape(layout)[dim], layout.shape[dim]
-    return 1, 1
-
-
-def _alive(names: Sequence[str], reads: Sequence[Sequence[str]]) -> NDArray[np.float64]:
-    """Returns, for each operation, which results are held while it runs, its own among them."""
-    last = {name: i for i, row in enumerate(reads) for name in row}
-    found = np.zeros((len(names), len(names)))
-    for i, name in enumerate(names):
-        found[i : last.get(name, len(names) - 1) + 1, i] = 1
-    return found
 
 
 def _measure() -> None:
@@ -266,12 +258,18 @@ def _measure() -> None:
     torch.set_num_threads(int(asked["threads"]))
     applied = Applied(InferJob(**asked["job"]))
     box = tuple((int(low), int(high)) for low, high in asked["box"])
-    runner, cuda = applied.runner, applied.device.type == "cuda"
+    cuda = applied.device.type == "cuda"
+
+    def zeros(rows: Box) -> torch.Tensor:
+        shape = (*applied.shape[:2], *(high - low for low, high in rows))
+        return torch.zeros(shape, dtype=applied.dtype, device=applied.device)
 
     def once(rows: Box) -> None:
-        need = applied.reach.of(rows)
-        shape = (*applied.shape[:2], *(high - low for low, high in need.input))
-        runner(need, torch.zeros(shape, dtype=applied.dtype, device=applied.device))
+        if applied.job.sweep:
+            applied.swept(rows, zeros)
+        else:
+            need = applied.reach.of(rows)
+            applied.runner(need, zeros(need.input))
         if cuda:
             torch.cuda.synchronize()
 

@@ -37,6 +37,7 @@ class InferJob:
     mask: str = ""
     mode: str = "exact"
     chunk: list[int] = field(default_factory=list)  # rows of the output that a task makes, along each axis
+    sweep: list[int] = field(default_factory=list)  # the axis that a task goes along, and the rows of a pass
     patch: list[int] = field(default_factory=list)  # rows of the input that a blended forward pass takes
     overlap: list[int] = field(default_factory=list)
     flips: bool = False

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -14,19 +13,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from planner.capture import Captured, Forward, converted, forward_of, sample_of
+from planner.capture import Forward, converted, forward_of, sample_of
 from planner.errors import BadInput
 from planner.spatial import Box, Reach
 from planner.workload import Workload, load
-from runtime import checkpoint as checkpoints
 from runtime.infer.blend import Blend, within
 from runtime.infer.folder import InferJob
 from runtime.infer.storage import Numbers, Volume, opened, written
-from runtime.runfolder import Paths
-from runtime.spatial import BoxRunner, GroupWire, ShardRunner
+from runtime.infer.sweep import SweepRunner, sweep
+from runtime.infer.weights import load_weights
+from runtime.spatial import GroupWire, ShardRunner
 
 Mode = Literal["exact", "blend"]
-INDEX = "index.json"
 DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16")}
 
 
@@ -84,8 +82,8 @@ class Applied:
         return {name: tensor.to(self.device) for name, tensor in found.items()}
 
     @cached_property
-    def runner(self) -> BoxRunner:
-        return BoxRunner(self.forward, self.tensors)
+    def runner(self) -> SweepRunner:
+        return SweepRunner(self.forward, self.tensors)
 
     @property
     def grid(self) -> tuple[int, ...]:
@@ -152,13 +150,38 @@ class Applied:
         Returns: the numbers, with the dimensions of the output volume, and how many numbers read are not finite.
         """
         if self.job.mode == "exact":
-            need = self.reach.of(box)
-            x, odd = self.read(need.input)
-            made = self.runner(need, x)
+            made, odd = self._exact(box)
         else:
             made, odd = self.blend.box(box, self.read, self._patch)
         found = made[0].float() if made.dtype == torch.bfloat16 else made[0]
         return found.cpu().contiguous().numpy().astype(self.output_dtype, copy=False), odd
+
+    def _exact(self, box: Box) -> tuple[Tensor, int]:
+        if not self.job.sweep:
+            need = self.reach.of(box)
+            x, odd = self.read(need.input)
+            return self.runner(need, x), odd
+        odds: list[int] = []
+
+        def read(rows: Box) -> Tensor:
+            x, odd = self.read(rows)
+            odds.append(odd)
+            return x
+
+        return self.swept(box, read), sum(odds)
+
+    def swept(self, box: Box, read: Callable[[Box], Tensor]) -> Tensor:
+        """Returns a box of the output, computed pass by pass.
+
+        Args: `read` returns the input in a box as one sample, channels first.
+        """
+        place, step = self.job.sweep
+        shape = (1, *(high - low for low, high in self.output_box(box)))
+        made = torch.empty(shape, dtype=self.forward.dtype)
+        dim, first = self.reach.output_dims[place], box[place][0]
+        for (low, high), part in self.runner.run(self.reach, sweep(self.reach, box, place, step), read):
+            made.narrow(dim, low - first, high - low).copy_(part)
+        return made
 
     def _patch(self, x: Tensor) -> Tensor:
         """Returns the module's output for one patch, averaged over all flips where that is asked for."""
@@ -242,54 +265,3 @@ def _with_channels(volume: Volume, workload: Workload, name: str) -> tuple[int, 
         plain = f"; or {axes} axes alone" if channels == 1 else ""
         raise BadInput(f"has the shape {volume.shape}", where=name, allowed=wanted + plain)
     return found
-
-
-def weights_of(name: str) -> Path:
-    """Returns the file or folder of weights that a run or a file stands for.
-
-    Args: `name` is a run folder, of which the last complete checkpoint counts, or a safetensors file or folder.
-    Raises: BadInput where there is none.
-    """
-    path = Path(name)
-    if Paths(path).checkpoints.is_dir():
-        last = checkpoints.latest(Paths(path).checkpoints)
-        if last is None:
-            raise BadInput("has no complete checkpoint", where=name, allowed="a run that has saved one")
-        return last.folder
-    if not path.exists():
-        raise BadInput(
-            "is neither a run nor a file", where=name, allowed="a run folder or a .safetensors file"
-        )
-    return path
-
-
-def digest_of(path: Path) -> str:
-    """Returns a digest of a file, or of all files in a folder, by which workers know the same weights."""
-    found = hashlib.sha256()
-    for file in sorted(x for x in path.rglob("*") if x.is_file()) if path.is_dir() else [path]:
-        found.update(file.name.encode())
-        with file.open("rb") as data:
-            while block := data.read(2**20):
-                found.update(block)
-    return found.hexdigest()[:16]
-
-
-def load_weights(module: nn.Module, path: Path, captured: Captured) -> None:
-    """Gives a module its weights, in place; buffers that a file lacks stay as they were built.
-
-    Args: `path` is from `weights_of`; `captured` is of the same model.
-    Raises: BadInput where a parameter is missing or has another shape.
-    """
-    known = dict(module.named_parameters()) | dict(module.named_buffers())
-    if (path / INDEX).is_file():
-        found = checkpoints.Checkpoint.open(path).whole()
-        wanted = {name: tensor.shape for name, tensor in known.items() if name in captured.graph.parameter}
-        wrong = [name for name in wanted if name not in found or found[name].shape != wanted[name]]
-        if wrong:
-            raise BadInput(f"has no '{wrong[0]}' of shape {tuple(wanted[wrong[0]])}", where=str(path))
-    else:
-        found = checkpoints.read(path, captured)
-    with torch.no_grad():
-        for name, tensor in found.items():
-            if name in known:
-                known[name].copy_(tensor)

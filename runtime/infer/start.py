@@ -23,15 +23,15 @@ from planner.spatial import NoRule, cut_model
 from planner.units import format_bytes, format_duration
 from runtime.infer import chunk as chunks
 from runtime.infer.blend import default_overlap
-from runtime.infer.chunk import ChunkChoice
+from runtime.infer.chunk import ChunkChoice, free_memory
 from runtime.infer.folder import InferJob
-from runtime.infer.model import DTYPES, Applied, digest_of, weights_of
+from runtime.infer.model import DTYPES, Applied
 from runtime.infer.storage import one_writer, opened
+from runtime.infer.weights import digest_of, weights_of
 
 PATCH = 96  # rows of a blended patch along each axis, where nothing is said
 WIDE = 4  # patches that a task of a blended output is wide, at least
 STORED = 64  # rows of a storage chunk along each axis, at most about
-SHARE = 0.7  # of the memory that is free
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +90,7 @@ class InferPlan:
         }
         if self.choice is not None:
             found |= {
+                "sweep": list(self.choice.sweep),
                 "alignment": list(self.choice.alignment),
                 "margin": [list(pair) for pair in self.choice.margin],
                 "overcompute": self.choice.overcompute,
@@ -115,6 +116,11 @@ class InferPlan:
             margin = _by([max(pair) for pair in choice.margin])
             how = "measured" if choice.measured else "not measured"
             took = format_duration(choice.total_s / self.request.workers * 1e9)
+            if choice.sweep:
+                axis, step = choice.sweep
+                lines.append(
+                    f"each task goes along axis {axis} in passes of {step} rows, and computes no row twice"
+                )
             lines += [
                 f"margin {margin} rows of the input, alignment {_by(choice.alignment)}",
                 f"overcompute {choice.overcompute:.2f} times the work of the whole volume at once",
@@ -180,17 +186,18 @@ def prepared(request: InferRequest, *, measure: bool = True) -> InferPlan:
     given = None if request.chunk == "auto" else _rows(request.chunk, "--chunk", space)
     if request.devices:
         given = _whole(applied)
-    choice = None
+    choice, sweep = None, list[int]()
     if given is None and job.mode == "exact":
         each = request.memory or free_memory(job.device) // request.workers
         with _threads(request.workers):
             choice = chunks.choose(applied, each, measure=measure)
         given = choice.chunk
+        sweep = list(choice.sweep)
     elif given is None:  # as few tasks as leave the patches that two of them compute a small share
         given = tuple(
             ceil(n / max(1, n // (WIDE * p))) for p, n in zip(applied.blend.patch, space, strict=True)
         )
-    applied.job = job = replace(job, chunk=list(given))
+    applied.job = job = replace(job, chunk=list(given), sweep=sweep)
     unit = tuple(map(_divisor, given))
     return InferPlan(request=request, job=job, applied=applied, choice=choice, unit=unit, error=error)
 
@@ -282,15 +289,6 @@ def _threads(workers: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def free_memory(device: str) -> int:
-    """Returns the bytes that one worker may take where nothing else is said."""
-    if device != "cpu":
-        return int(torch.cuda.mem_get_info(torch.device(device))[0] * SHARE)
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    row = next(line for line in lines if line.startswith("MemAvailable"))
-    return int(int(row.split()[1]) * 1024 * SHARE)
 
 
 def _by(rows: Sequence[int]) -> str:

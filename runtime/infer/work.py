@@ -78,7 +78,7 @@ def _joined(folder: InferFolder, job: InferJob) -> InferFolder:
             )
         time.sleep(0.1)
     found = folder.read()
-    same = replace(job, chunk=found.chunk, device=found.device, directory=found.directory)
+    same = replace(job, chunk=found.chunk, sweep=found.sweep, device=found.device, directory=found.directory)
     if same != found:
         differ = [name for name, value in asdict(same).items() if asdict(found)[name] != value]
         raise BadInput(

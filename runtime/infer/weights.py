@@ -1,0 +1,67 @@
+"""The weights of an inference: where they lie, the digest by which workers know them, and how a module gets them."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from planner.capture import Captured
+from planner.errors import BadInput
+from runtime import checkpoint as checkpoints
+from runtime.runfolder import Paths
+
+INDEX = "index.json"
+
+
+def weights_of(name: str) -> Path:
+    """Returns the file or folder of weights that a run or a file stands for.
+
+    Args: `name` is a run folder, of which the last complete checkpoint counts, or a safetensors file or folder.
+    Raises: BadInput where there is none.
+    """
+    path = Path(name)
+    if Paths(path).checkpoints.is_dir():
+        last = checkpoints.latest(Paths(path).checkpoints)
+        if last is None:
+            raise BadInput("has no complete checkpoint", where=name, allowed="a run that has saved one")
+        return last.folder
+    if not path.exists():
+        raise BadInput(
+            "is neither a run nor a file", where=name, allowed="a run folder or a .safetensors file"
+        )
+    return path
+
+
+def digest_of(path: Path) -> str:
+    """Returns a digest of a file, or of all files in a folder, by which workers know the same weights."""
+    found = hashlib.sha256()
+    for file in sorted(x for x in path.rglob("*") if x.is_file()) if path.is_dir() else [path]:
+        found.update(file.name.encode())
+        with file.open("rb") as data:
+            while block := data.read(2**20):
+                found.update(block)
+    return found.hexdigest()[:16]
+
+
+def load_weights(module: nn.Module, path: Path, captured: Captured) -> None:
+    """Gives a module its weights, in place; buffers that a file lacks stay as they were built.
+
+    Args: `path` is from `weights_of`; `captured` is of the same model.
+    Raises: BadInput where a parameter is missing or has another shape.
+    """
+    known = dict(module.named_parameters()) | dict(module.named_buffers())
+    if (path / INDEX).is_file():
+        found = checkpoints.Checkpoint.open(path).whole()
+        wanted = {name: tensor.shape for name, tensor in known.items() if name in captured.graph.parameter}
+        wrong = [name for name in wanted if name not in found or found[name].shape != wanted[name]]
+        if wrong:
+            raise BadInput(f"has no '{wrong[0]}' of shape {tuple(wanted[wrong[0]])}", where=str(path))
+    else:
+        found = checkpoints.read(path, captured)
+    with torch.no_grad():
+        for name, tensor in found.items():
+            if name in known:
+                known[name].copy_(tensor)
