@@ -42,6 +42,7 @@ class Tables:
     entered: IntArray  # [i, j] Values that come from before i or from the batch
     leaving: IntArray  # [i, j] Values that a later stage reads
     parameters: IntArray  # [i, j] with buffers
+    averages: IntArray  # [i, j] of averages of trained parameters; 0 where a training keeps none
     gradients: IntArray  # [i, j]
     summed: IntArray  # [i, j] gradients that several ranks sum: all but those of parts that nobody else has
     tied: IntArray  # [i, j] gradients of parameters that other stages use as well
@@ -68,7 +69,7 @@ class Tables:
 
     def averaged(self) -> Tables:
         """Returns the tables of a training that keeps an average of every trained parameter beside it."""
-        return replace(self, parameters=self.parameters + self.gradients)
+        return replace(self, averages=self.gradients)
 
     @property
     def layers(self) -> int:
@@ -188,6 +189,7 @@ def tables(
         entered=entered,
         leaving=leaving,
         parameters=parameters,
+        averages=np.zeros_like(parameters),
         gradients=gradients,
         summed=summed,
         tied=tied,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from inspect import signature
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -27,48 +30,87 @@ def _training(folder: str, rank: int, ranks: int, rendezvous: Path) -> Training:
     return Training(model_of(paths), start, world, jobs.read(paths), paths, NoPulse())
 
 
+class Counter:
+    """Counts the bytes that a rank sends to others, at the communicators that everything goes through.
+
+    A ring's sum of n bytes over s ranks takes 2 (s - 1) / s n of each; a broadcast of n takes (s - 1) n of its source.
+    """
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def exchange(self, group: Any, out: Tensor, given: Tensor, _: object, sizes: list[int]) -> None:
+        self.bytes += (sum(sizes) - sizes[group.rank()]) * given.element_size()
+
+    def gather(self, group: Any, parts: object, own: list[Tensor]) -> None:
+        self.bytes += own[0].nbytes * (group.size() - 1)
+
+    def hand(self, group: Any, given: list[Tensor], options: Any) -> None:
+        self.bytes += given[0].nbytes * (group.size() - 1) if options.rootRank == group.rank() else 0
+
+    def add(self, group: Any, given: list[Tensor]) -> None:
+        self.bytes += 2 * given[0].nbytes * (group.size() - 1) // group.size()
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        counts = {
+            "alltoall_base": self.exchange,
+            "all_to_all_single": self.exchange,
+            "allgather": self.gather,
+            "broadcast": self.hand,
+            "allreduce": self.add,
+        }
+        with ExitStack() as patched:
+            for name, count in counts.items():
+                patched.enter_context(patch.object(dist.ProcessGroup, name, _counted(name, count)))
+            for name in NEVER:
+                patched.enter_context(patch.object(dist.ProcessGroup, name, _never(name)))
+            yield
+
+
+NEVER = (
+    *(
+        "all_gather_single",
+        "_allgather_base",
+        "allgather_coalesced",
+        "alltoall",
+        "gather",
+        "scatter",
+        "reduce",
+    ),
+    *("reduce_scatter", "reduce_scatter_single", "_reduce_scatter_base", "allreduce_coalesced", "send"),
+)
+
+
+def _counted(name: str, count: Callable[..., None]) -> Callable[..., object]:
+    real = getattr(dist.ProcessGroup, name)
+
+    def call(group: Any, *given: Any) -> object:
+        count(group, *given[: len(signature(count).parameters) - 1])
+        return real(group, *given)
+
+    return call
+
+
+def _never(name: str) -> Callable[..., object]:
+    def call(*given: Any) -> object:
+        raise AssertionError(f"{name} is not counted")
+
+    return call
+
+
 def sent(rank: int, ranks: int, rendezvous: Path, *, folder: str) -> int:
-    """The bytes of one step that this rank sends, as the collectives are told them."""
-    training, found = _training(folder, rank, ranks, rendezvous), [0]
-    of = {
-        name: getattr(dist, name) for name in ("all_to_all_single", "all_gather", "broadcast", "all_reduce")
-    }
-
-    def scattered(
-        out: Tensor, given: Tensor, sizes: list[int], given_sizes: list[int], **more: Any
-    ) -> object:
-        here = dist.get_rank(more["group"])
-        found[0] += (
-            sum(size for place, size in enumerate(given_sizes) if place != here) * given.element_size()
-        )
-        return of["all_to_all_single"](out, given, sizes, given_sizes, **more)
-
-    def gathered(parts: list[Tensor], own: Tensor, **more: Any) -> object:
-        found[0] += own.nbytes * (len(parts) - 1)
-        return of["all_gather"](parts, own, **more)
-
-    def handed(tensor: Tensor, source: int, **more: Any) -> object:
-        found[0] += tensor.nbytes * (dist.get_world_size(more["group"]) - 1) if source == rank else 0
-        return of["broadcast"](tensor, source, **more)
-
-    def summed(*given: Any, **more: Any) -> object:
-        raise AssertionError("a sum of whole gradients")
-
-    data = training.batches()
-    batch = next(data)
+    """The bytes of one step that this rank sends, its first one, with the updates."""
+    training, counter = _training(folder, rank, ranks, rendezvous), Counter()
+    batch = next(training.batches())
     try:
-        with (
-            patch.object(dist, "all_to_all_single", scattered),
-            patch.object(dist, "all_gather", gathered),
-            patch.object(dist, "broadcast", handed),
-            patch.object(dist, "all_reduce", summed),
-        ):
+        with counter():
             training.step(batch)
             training.rank.updater.settle()
         training.world.barrier()
     finally:
         training.world.close()
-    return found[0]
+    return counter.bytes
 
 
 def saved(rank: int, ranks: int, rendezvous: Path, *, folder: str, steps: int) -> None:
