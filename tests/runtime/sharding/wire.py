@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from inspect import signature
 from pathlib import Path
@@ -13,9 +13,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from runtime.checkpoint import Facts, latest
+from runtime.checkpoint import Checkpoint, Facts, latest
+from runtime.checkpoint.tensor_file import TensorFile
 from runtime.runfolder import Paths
 from runtime.runfolder import job as jobs
+from runtime.sharding import SharedFlat
 from runtime.train import NoPulse
 from runtime.train.training import Training
 from runtime.world import world as groups
@@ -125,9 +127,59 @@ def saved(rank: int, ranks: int, rendezvous: Path, *, folder: str, steps: int) -
     training.world.close()
 
 
+PAGE = 4096
+
+
+class Reader:
+    """Counts the bytes that are read of tensors, and those of whole ones."""
+
+    def __init__(self) -> None:
+        self.bytes = self.whole = 0
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        part, whole = TensorFile.read, Checkpoint._read_whole
+
+        def of_part(file: TensorFile, name: str, start: int, stop: int) -> Tensor:
+            before = _read_by_process()
+            found = part(file, name, start, stop)
+            taken = _read_by_process() - before
+            assert taken <= found.nbytes + PAGE + 256, (
+                name,
+                taken,
+                found.nbytes,
+            )  # the counter is a file, too
+            self.bytes += found.nbytes
+            return found
+
+        def of_whole(checkpoint: Checkpoint, keys: Mapping[str, str]) -> dict[str, Tensor]:
+            found = whole(checkpoint, keys)
+            self.whole += sum(tensor.nbytes for tensor in found.values())
+            return found
+
+        with patch.object(TensorFile, "read", of_part), patch.object(Checkpoint, "_read_whole", of_whole):
+            yield
+
+
+def _read_by_process() -> int:
+    rows = Path("/proc/self/io").read_text().splitlines()
+    return next(int(row.split()[1]) for row in rows if row.startswith("rchar"))
+
+
 def copied(rank: int, ranks: int, rendezvous: Path, *, folder: str, step: int) -> None:
-    """Reads the last checkpoint and writes what this plan holds of it as another one."""
-    training = _training(folder, rank, ranks, rendezvous)
+    """Reads the last checkpoint and writes what this plan holds of it as another one.
+
+    Of what ranks share it reads the elements that are its own, and of their optimizer's state.
+    """
+    reader = Reader()
+    with reader():
+        training = _training(folder, rank, ranks, rendezvous)
+    shared = [flat for flat in training.rank.flats if isinstance(flat, SharedFlat)]
+    own = [piece.tensor for flat in shared for piece in flat.pieces()]
+    if len(shared) == len(training.rank.flats) and all(flat.lets_go for flat in shared):
+        kept = {"exp_avg", "exp_avg_sq"}
+        assert reader.bytes == (1 + len(kept)) * sum(x.nbytes for x in own), (reader.bytes, own)
+        assert reader.whole == 4 * len(own)  # a count of steps each
     facts = Facts(step=step, sample=0, seed=0, fingerprint=training.graph.fingerprint)
     training._writer.save(training.rank.part(), facts)
     training._writer.wait()
