@@ -50,6 +50,12 @@ class Counter:
     def hand(self, group: Any, given: list[Tensor], options: Any) -> None:
         self.bytes += given[0].nbytes * (group.size() - 1) if options.rootRank == group.rank() else 0
 
+    def gather_flat(self, group: Any, out: object, own: Tensor) -> None:
+        self.bytes += own.nbytes * (group.size() - 1)
+
+    def scatter_flat(self, group: Any, own: Tensor, given: object) -> None:
+        self.bytes += own.nbytes * (group.size() - 1)
+
     def add(self, group: Any, given: list[Tensor]) -> None:
         self.bytes += 2 * given[0].nbytes * (group.size() - 1) // group.size()
 
@@ -59,6 +65,10 @@ class Counter:
             "alltoall_base": self.exchange,
             "all_to_all_single": self.exchange,
             "allgather": self.gather,
+            "all_gather_single": self.gather_flat,
+            "_allgather_base": self.gather_flat,
+            "reduce_scatter_single": self.scatter_flat,
+            "_reduce_scatter_base": self.scatter_flat,
             "broadcast": self.hand,
             "allreduce": self.add,
         }
@@ -71,16 +81,8 @@ class Counter:
 
 
 NEVER = (
-    *(
-        "all_gather_single",
-        "_allgather_base",
-        "allgather_coalesced",
-        "alltoall",
-        "gather",
-        "scatter",
-        "reduce",
-    ),
-    *("reduce_scatter", "reduce_scatter_single", "_reduce_scatter_base", "allreduce_coalesced", "send"),
+    *("allgather_coalesced", "alltoall", "gather", "scatter", "reduce"),
+    *("reduce_scatter", "allreduce_coalesced", "send"),
 )
 
 
