@@ -130,7 +130,7 @@ def test_a_checkpoint_goes_on_under_any_other_plan_to_the_bit(
     index = (complete(tmp_path / "shared" / "checkpoints")[-1] / "index.json").read_text()
     assert '"version": 3' in index and '"pieces"' in index
     others = {
-        "whole": mlp(micros=4, data=1),
+        "one": mlp(micros=4, data=1),
         "three": mlp(micros=1, data=3, sharing="parameters"),
         "pipeline": mlp(micros=2, workers=2, sharing="parameters"),
         "back": first,
@@ -236,7 +236,10 @@ def test_all_ranks_leave_out_a_step_whose_gradients_overflow(
     arguments = {"layers": "9", "factor": "300"}
     half: dict[str, object] = {"family": "1f1b", "workers": 2, "micros": 1, "data": 2, "precision": "fp16"}
     plans = (plan_of(MLP, arguments, sharing=each, **half) for each in ("", sharing))
-    a, b = (run(pool, plan, tmp_path / str(number), steps=8) for number, plan in enumerate(plans))
+    a, b = (  # NaN differs from itself
+        run(pool, plan, tmp_path / str(number), steps=8, compare_holders=False)
+        for number, plan in enumerate(plans)
+    )
     begun = Checkpoint.open(complete(tmp_path / "1" / "checkpoints")[0]).parameters(b.after[0])
     assert all(torch.equal(x, begun[name]) for name, x in b.after[0].items())
     assert any(not torch.equal(x, begun[name]) for name, x in b.after[-1].items())
