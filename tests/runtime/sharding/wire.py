@@ -177,11 +177,13 @@ def copied(rank: int, ranks: int, rendezvous: Path, *, folder: str, step: int) -
     with reader():
         training = _training(folder, rank, ranks, rendezvous)
     shared = [flat for flat in training.rank.flats if isinstance(flat, SharedFlat)]
-    own = [piece.tensor for flat in shared for piece in flat.pieces()]
     if len(shared) == len(training.rank.flats) and all(flat.lets_go for flat in shared):
-        kept = {"exp_avg", "exp_avg_sq"}
-        assert reader.bytes == (1 + len(kept)) * sum(x.nbytes for x in own), (reader.bytes, own)
-        assert reader.whole == 4 * len(own)  # a count of steps each
+        own = [piece.tensor for flat in shared for piece in flat.pieces()]
+        rows = [row for each in training.rank.updater.optimizers.values() for row in each.state.items()]
+        state = [(p, x) for p, row in rows for x in row.values() if isinstance(x, Tensor)]
+        alike = sum(x.nbytes for p, x in state if x.shape == p.shape)
+        assert alike and reader.bytes == sum(x.nbytes for x in own) + alike
+        assert reader.whole == sum(x.nbytes for _, x in state) - alike  # counts of steps
     facts = Facts(step=step, sample=0, seed=0, fingerprint=training.graph.fingerprint)
     training._writer.save(training.rank.part(), facts)
     training._writer.wait()
