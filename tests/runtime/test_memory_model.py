@@ -276,13 +276,15 @@ def test_averages_of_the_parameters_are_in_a_prediction_that_is_asked_for_them(f
 
 @pytest.mark.parametrize("sharing", ["gradients", "parameters"])
 def test_replicas_that_share_elements_share_their_averages(sharing: str) -> None:
-    arguments: dict[str, str] = {"size": "tiny"}
+    costs = profile("gpt2", (("size", "tiny"),), 1)
     shape: dict[str, object] = {"pipeline": 1, "data": 2, "shard": sharing, "recompute": False}
-    plan, plain = (solved("gpt2", 1, 4, arguments, **shape, ema=ema) for ema in (True, False))
+    plan, plain = (
+        solve(Question(profile=costs, cluster=machines(2), batch=4, fix=shape | {"ema": ema}))
+        for ema in (True, False)
+    )
     (more,), (less,) = plan.prediction.memory, plain.prediction.memory
     assert more.parameters - less.parameters == less.gradients and more.total > less.total
     assert 0.9 <= max(ratios(plan)) <= 1.0
-    costs = profile("gpt2", tuple(arguments.items()), 1)
     assert not violations(plan, profile=costs, cluster=machines(2))
 
 
