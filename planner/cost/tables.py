@@ -8,7 +8,7 @@ parameter counts once in each stage that uses it. Rectangles of (i, j) carry bot
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
@@ -42,7 +42,6 @@ class Tables:
     entered: IntArray  # [i, j] Values that come from before i or from the batch
     leaving: IntArray  # [i, j] Values that a later stage reads
     parameters: IntArray  # [i, j] with buffers
-    averages: IntArray  # [i, j] of averages of trained parameters; 0 where a training keeps none
     gradients: IntArray  # [i, j]
     summed: IntArray  # [i, j] gradients that several ranks sum: all but those of parts that nobody else has
     tied: IntArray  # [i, j] gradients of parameters that other stages use as well
@@ -66,10 +65,7 @@ class Tables:
     other_bytes_per_element: float
     step_ns_per_element: float
     scatter_ns_per_element: float
-
-    def averaged(self) -> Tables:
-        """Returns the tables of a training that keeps an average of every trained parameter beside it."""
-        return replace(self, averages=self.gradients)
+    averaged: bool = False  # whether a training keeps an average of every trained parameter beside it
 
     @property
     def layers(self) -> int:
@@ -189,7 +185,6 @@ def tables(
         entered=entered,
         leaving=leaving,
         parameters=parameters,
-        averages=np.zeros_like(parameters),
         gradients=gradients,
         summed=summed,
         tied=tied,

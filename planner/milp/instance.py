@@ -146,7 +146,7 @@ class Instance:
         key = TablesKey(micro, choice, group, several if choice.mesh else overlap)
         if key not in self._tables:
             found = shared_tables(self.costs, self._setting(micro), choice, self.prices, group, key.overlap)
-            self._tables[key] = found.averaged() if self.pins.ema else found
+            self._tables[key] = replace(found, averaged=self.pins.ema)
         return self._tables[key]
 
     def whole(self, micro: int) -> Tables:
@@ -154,7 +154,7 @@ class Instance:
         key = TablesKey(micro=micro)
         if key not in self._tables:
             found = price(self.costs, self._setting(micro))
-            self._tables[key] = found.averaged() if self.pins.ema else found
+            self._tables[key] = replace(found, averaged=self.pins.ema)
         return self._tables[key]
 
     def _setting(self, micro: int) -> CostKey:
@@ -268,7 +268,7 @@ def short_bytes(instance: Instance, shape: Configuration) -> int:
     share = shape.updaters
     trained = float(tables.gradients[0, -1])
     state = tables.elements[0, -1] * tables.state_bytes_per_element / share
-    averages = float(tables.averages[0, -1])
+    averages = trained if tables.averaged else 0.0
     parts = {"": 0.0, "gradients": trained + averages, "parameters": 2 * trained + averages}[shape.held]
     spared = parts * (1 - 1 / share)
     whole = float(tables.parameters[0, -1]) + averages + trained + state - spared

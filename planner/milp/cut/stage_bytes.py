@@ -76,10 +76,10 @@ class Sizes:
     def parameter_bytes(self, low: IntArray, high: IntArray) -> IntArray:
         """Returns the bytes of parameters, their averages and buffers that a rank holds between their uses."""
         every, trained = self.tables.parameters[low, high], self.tables.gradients[low, high]
-        averages = self.tables.averages[low, high]
+        own = self.gradient_bytes(low, high)
         if self.shape.held == "parameters":
-            every = every - trained + self._part(trained)
-        return every + (self._part(averages) if self.shape.held else averages)
+            every = every - trained + own
+        return every + own if self.tables.averaged else every
 
     def own_bytes(self, low: IntArray, high: IntArray) -> IntArray:
         """Returns the bytes of gradients that no other stage uses, for each pair of boundaries."""
