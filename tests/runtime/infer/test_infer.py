@@ -29,6 +29,8 @@ MODEL = """
 import torch
 from torch import nn
 
+pytestmark = pytest.mark.usefixtures("warm_starts")
+
 class Net(nn.Module):
     def __init__(self, norm):
         super().__init__()
