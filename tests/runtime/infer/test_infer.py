@@ -25,11 +25,11 @@ from runtime.infer import InferFolder, InferRequest, InferStatus, prepared, run,
 from runtime.infer.storage import NpyVolume
 from runtime.infer.work import begin
 
+pytestmark = pytest.mark.usefixtures("warm_starts")
+
 MODEL = """
 import torch
 from torch import nn
-
-pytestmark = pytest.mark.usefixtures("warm_starts")
 
 class Net(nn.Module):
     def __init__(self, norm):
