@@ -132,6 +132,14 @@ class PlacementCosts:
             self._placements[key] = mesh(self, configuration, device)
         return self._placements[key]
 
+    def paces(self, device: str) -> frozenset[float]:
+        """Returns what the devices of the cluster take, as multiples of the profiled device's times.
+
+        Args: `device` is the one that was profiled.
+        """
+        profiled = _profiled_rate(self.cluster, device)
+        return frozenset(_slowness(group, profiled) for group in self.cluster.nodes)
+
     def worker_sums(
         self, configuration: Configuration, groups: WorkerGroups, *, tied: bool = False
     ) -> tuple[Sum, ...]:
@@ -256,13 +264,17 @@ def _links(cluster: Cluster, columns: Sequence[Sequence[Slot]]) -> tuple[FloatAr
     same_rack = racks[:, :, None] == racks[:, None, :]
     latency: FloatArray = np.zeros((count, count))
     byte: FloatArray = np.zeros((count, count))
-    alone = all((g.devices_per_card or g.devices_per_node) == 1 for g in cluster.nodes)
-    for a, b in np.argwhere(~np.eye(count, dtype=np.bool_)).tolist():
-        sharers = 1 if alone else card_sharers(cluster, zip(columns[a], columns[b], strict=True))
-        for mask in (same_node, same_rack & ~same_node, ~same_rack):
-            if (replicas := np.flatnonzero(mask[:, a, b])).size:
-                start, slope = _line(cluster, columns[a][replicas[0]], columns[b][replicas[0]], sharers)
-                latency[a, b], byte[a, b] = max(latency[a, b], start), max(byte[a, b], slope)
+    apart, sharers = ~np.eye(count, dtype=np.bool_), np.ones((count, count), np.int64)
+    if any((g.devices_per_card or g.devices_per_node) > 1 for g in cluster.nodes):
+        for a, b in np.argwhere(apart).tolist():
+            sharers[a, b] = card_sharers(cluster, zip(columns[a], columns[b], strict=True))
+    for mask in (same_node, same_rack & ~same_node, ~same_rack):
+        there = apart & mask.any(0)
+        for many in np.unique(sharers[there]).tolist():
+            own = there & (sharers == many)
+            replica, a, b = np.argwhere(mask & own)[0].tolist()
+            start, slope = _line(cluster, columns[a][replica], columns[b][replica], many)
+            latency[own], byte[own] = np.maximum(latency[own], start), np.maximum(byte[own], slope)
     return latency, byte
 
 

@@ -66,8 +66,13 @@ class TotalsBound:
         return self._works[key]
 
     def _slow(self, shape: Configuration) -> float:
-        """Returns what the fastest of the workers takes, as a multiple of the profiled device's times."""
+        if len(self._paces) == 1:  # no need to know where the workers are
+            return min(self._paces)
         return min(self.instance.machines.placement(shape, self.instance.profile.device).slowness)
+
+    @cached_property
+    def _paces(self) -> frozenset[float]:
+        return self.instance.machines.paces(self.instance.profile.device)
 
     @cached_property
     def units(self) -> UnitFloors:
@@ -134,6 +139,13 @@ class TotalsBound:
             each += 0.5 * float(_least(self.units.rows(shape), tables.gradients[0, -1:])[0])
         return each * shape.pipes / shape.workers
 
+    def computed_ns(self, shape: Configuration) -> float:
+        """Returns the bound of load, layer, chain, hops and heads, as if gradient sums and updates took nothing.
+
+        It holds for all variants whose replicas share something: they only add to what is computed.
+        """
+        return min(self._computed_ns(shape, each) for each in self._talking(shape))
+
     def free_ns(self, shape: Configuration, *, talking: bool | None = None) -> float:
         """Returns the bound of load, layer, chain, hops and heads, in nanoseconds.
 
@@ -149,17 +161,27 @@ class TotalsBound:
         return known[key]
 
     def _freely(self, shape: Configuration, talking: bool) -> float:
+        """Returns what is computed, and updates of a worker behind what it computes."""
+        lead = self._lead_ns(shape) if shape.update == "barrier" and talking else 0.0
+        return max(self._computed_ns(shape, talking), self.load_ns(shape) + self.step_ns(shape) + lead)
+
+    def _computed_ns(self, shape: Configuration, talking: bool) -> float:
+        key, known = ("computed", shape, talking), self.instance.kept.totals
+        if key not in known:
+            known[key] = self._computed(shape, talking)
+        return known[key]
+
+    def _computed(self, shape: Configuration, talking: bool) -> float:
         work, barrier = self.work(shape), shape.update == "barrier"
         fullest = -(-shape.micros // shape.pipes)
         load = self.load_ns(shape)
-        least = max(load + self.step_ns(shape), self._longest(shape, fullest, talking))
+        least = max(load, self._longest(shape, fullest, talking))
         if not talking:
             return max(least, float(self.passed(shape).chain)) if barrier else least
         hop, ways = (self._hop_ns(shape), 1 if work.splits else 2) if barrier else (0.0, 0)
         least = max(least, float(work.chain) + 2 * hop * _hops(shape))
         if barrier:
-            lead = self._lead_ns(shape)
-            least = max(least, load + self.step_ns(shape) + lead, load + ways * lead)
+            least = max(least, load + ways * self._lead_ns(shape))
         if shape.pipes == shape.chunks == 1 and (barrier or not work.splits) and work.part > 1e-6:
             least = max(least, _heads(shape, work, ways * hop))
         return least

@@ -262,6 +262,9 @@ class SearchState:
 
     def promise_ns(self, shape: Configuration) -> float:
         """Returns the lower bound of a configuration and of the variants whose replicas share, which wait together."""
+        least = self.floors.computed_ns(shape)
+        if least > self.limit - 1:
+            return least
         state = (replace(shape, shard=True),) if self.may_share(shape) else ()
         return min(map(self.least_ns, (shape, *state, *self.instance.by_element(shape))))
 
