@@ -14,6 +14,9 @@ from typing import BinaryIO
 from planner.errors import BadInput
 
 MAX_BYTES = 16 * 2**20  # of a file that people edit; the largest plan of the examples has a hundredth of it
+LENGTH_BYTES = 8  # at the beginning of safetensors: how long the header is
+HEADER_BYTES = 16 * 2**20  # each is read into twenty bytes of memory
+TOLD_HEADER = f"at most {HEADER_BYTES} bytes, of some 100,000 tensors: split it into several files"
 MAX_LINE_BYTES = 2**20
 
 
@@ -38,6 +41,17 @@ def open_regular(path: Path) -> BinaryIO:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         raise BadInput("is no regular file", where=str(path), allowed="a file, no pipe or device")
     return os.fdopen(handle, "rb")
+
+
+def check_tensor_file(path: Path) -> None:
+    """Checks that a file of tensors is a regular one whose header is short enough to be read.
+
+    Raises: BadInput where it is none; OSError where it cannot be opened.
+    """
+    with open_regular(path) as file:
+        length = int.from_bytes(file.read(LENGTH_BYTES), "little")
+    if length > HEADER_BYTES:
+        raise BadInput(f"has a header of {length} bytes", where=str(path), allowed=TOLD_HEADER)
 
 
 def read_bytes(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from planner.errors import BadInput
-from planner.files import open_regular, read_bytes
+from planner.files import check_tensor_file, read_bytes
 from planner.kept import Numbers
 from runtime.checkpoint.checkpoint import of_run
 from runtime.checkpoint.integrity import INDEX_BYTES
@@ -165,7 +165,7 @@ def _sharded(index: Path) -> dict[str, Path]:
 
 def _opened(path: Path) -> safe_open:
     try:
-        open_regular(path).close()
+        check_tensor_file(path)
         return safe_open(path, framework="pt")
     except (OSError, SafetensorError) as error:
         raise BadInput(f"cannot be read: {error}", where=str(path), allowed=f"a {SUFFIX} file") from error
