@@ -50,7 +50,8 @@ def check_tensor_file(path: Path) -> None:
     """
     with open_regular(path) as file:
         length = int.from_bytes(file.read(LENGTH_BYTES), "little")
-    if length > HEADER_BYTES:
+        size = os.fstat(file.fileno()).st_size
+    if HEADER_BYTES < length <= size:  # what is longer than its file is no header, and found to be none
         raise BadInput(f"has a header of {length} bytes", where=str(path), allowed=TOLD_HEADER)
 
 
