@@ -28,6 +28,7 @@ from planner.capture.opaque import OpaqueLayer
 from planner.capture.slices import Slicing, affine
 from planner.capture.traced_graph import SYNCHRONISED, Like, Source, Traced, line_of
 from planner.errors import BadInput
+from planner.files import WrongKey
 from planner.profile import graph_of
 
 VERSION = 1
@@ -50,6 +51,9 @@ PLAIN: dict[str, Callable[..., Any]] = {
     "shardwright.average_batch_norm": average_batch_norm,
 }
 NAMES = {function: name for name, function in PLAIN.items()}
+DAMAGES = (  # what damaged data raises where it is read
+    *(LookupError, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError, AssertionError),
+)
 KINDS = {torch.dtype: "dtype", torch.layout: "layout", torch.memory_format: "memory_format"}
 
 Json = Any  # what json.loads gives
@@ -194,10 +198,15 @@ def from_data(
         if data["version"] != VERSION:
             raise BadInput(f"a model of version {data['version']!r}", allowed=f"version {VERSION}; or update")
         found = _made(data, constants, Recorded(partial(_evaluated, evaluation or {}, constants)))
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:
+        signatures = [signature(found.layout, index) for index in range(len(found.graph.layers))]
+    except WrongKey as error:
+        raise BadInput(
+            f"is no captured model: {'.'.join(map(str, error.path))}: {error.what}", allowed=error.allowed
+        ) from error
+    except DAMAGES as error:
         raise BadInput(f"is no captured model: {type(error).__name__}: {error}") from error
-    for index, layer in enumerate(found.graph.layers):
-        if signature(found.layout, index) != layer.signature:
+    for layer, own in zip(found.graph.layers, signatures, strict=True):
+        if own != layer.signature:
             raise BadInput(f"layer '{layer.name}' is not what its signature says: the file was changed")
     return found
 
