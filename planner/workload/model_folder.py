@@ -136,15 +136,16 @@ class ModelFolder:
         recipe, held = self.data["recipe"]["optimizer"], dict(named_parameters)
         with self._reading("optimizer"):
             made = imported(recipe["class"], torch.optim.Optimizer, str(self.path))
-            groups: list[dict[str, Any]] = [
-                {
-                    "params": [held[name] for name in group["names"] if name in held],
-                    **_options(group["options"]),
-                }
-                for group in recipe["groups"]
-            ]
+            given = _options(recipe["options"])
+            groups: list[dict[str, Any]] = []
+            for group in recipe["groups"]:
+                own = _options(group["options"])
+                made(
+                    [torch.zeros(1)], **given | {key: x for key, x in own.items() if key in given}
+                )  # it judges them
+                groups.append({"params": [held[name] for name in group["names"] if name in held], **own})
             rows = groups or [{"params": list(held.values())}]
-            return made([row for row in rows if row["params"]], **_options(recipe["options"]))  # type: ignore[no-any-return]
+            return made([row for row in rows if row["params"]], **given)  # type: ignore[no-any-return]
 
     def lr_schedule(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
         """Makes the schedule of the recipe."""
