@@ -8,7 +8,6 @@ are imported by their names when they are needed.
 from __future__ import annotations
 
 import importlib
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from planner.errors import BadInput
-from planner.files import check_tensor_file, read_text
+from planner.files import check_tensor_file, read_json
 from planner.workload.served import SOCKET, ServedSample, ServedSamples, tensor_rows, unflat
 from planner.workload.user_file import kind_of
 
@@ -28,10 +27,9 @@ if TYPE_CHECKING:
 VERSION = 1
 MODEL, WEIGHTS, SAMPLES = "model.json", "weights.safetensors", "samples.safetensors"
 PARTS = {"captured": dict, "evaluation": dict, "batch": list, "recipe": dict}  # of model.json
-MOST_BYTES, MOST_MARKS = (
-    2**27,
-    4_000_000,
-)  # of model.json, and of its commas and brackets: some 300 MiB of memory
+MOST_BYTES = 2**27  # of model.json
+# What damaged data raises where it is read.
+DAMAGES = (LookupError, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError, AssertionError)
 CALLBACKS = ("on_step", "on_evaluation", "on_checkpoint", "on_failure")
 STORED = "stored"  # the batch itself is the dataset
 Json = Any  # what json.loads gives
@@ -50,13 +48,7 @@ class ModelFolder:
         Raises: BadInput where it is no such file.
         """
         file = self.path / MODEL
-        text = read_text(file, max_bytes=MOST_BYTES)
-        if sum(map(text.count, ",[{")) > MOST_MARKS:
-            raise BadInput("holds too many values", where=str(file), allowed=f"at most {MOST_MARKS:,}")
-        try:
-            found = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise BadInput(f"cannot be read: {error}", where=str(file)) from error
+        found = read_json(file, max_bytes=MOST_BYTES)
         if not isinstance(found, dict) or found.get("version") != VERSION:
             raise BadInput(
                 "is no model of this version", where=str(file), allowed=f"version {VERSION}; or update"
@@ -99,7 +91,7 @@ class ModelFolder:
         """Turns whatever a damaged part of the folder raises into one message."""
         try:
             yield
-        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
+        except DAMAGES as error:
             said = f"its {part} is not what was written: {type(error).__name__}: {error}"
             raise BadInput(said, where=str(self.path), allowed="a folder that sw.Workload wrote") from error
 
