@@ -154,8 +154,8 @@ def _noting(findings: list[Finding], step: str, ours: bool = True) -> Iterator[N
             said = f"{type(error).__name__}: {_first_line(error)}"
             findings.append(Finding(step=step, judgement="no model", said=said))
         elif isinstance(error, ShardwrightError):
-            place = re.search(r"\S+\.py:\d+", str(error)) or "module '" in str(error)
-            cured = bool(place) and "allowed: " in str(error)
+            place = re.search(r"\S+\.py:\d+|(module|parameter|loss holds) '", str(error))
+            cured = (bool(place) and "allowed: " in str(error)) or str(error).startswith("fix ")
             findings.append(Finding(step=step, judgement="refused", said=_first_line(error), cured=cured))
         else:
             said = f"{type(error).__name__}: {_first_line(error)} ({_ours(error)})"

@@ -346,6 +346,25 @@ class TeacherData(Teacher):
             mine.data = mine.data * 0.9 + its.data * 0.1
 
 
+@stranger("a teacher held as buffers", loss=_teacher)
+class TeacherBuffers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.student = nn.Sequential(nn.Linear(WIDTH, 16), nn.ReLU(), nn.Linear(16, WIDTH))
+        for name, x in self.student.named_parameters():
+            self.register_buffer(name.replace(".", "_"), x.detach().clone())
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        taught = {}
+        for name, its in self.student.named_parameters():
+            mine = getattr(self, name.replace(".", "_"))
+            if self.training:
+                with torch.no_grad():
+                    mine.mul_(0.9).add_(its, alpha=0.1)
+            taught[name] = mine
+        return self.student(x), torch.func.functional_call(self.student, taught, x)
+
+
 @stranger(
     "a queue of negatives as in MoCo",
     loss=classes,
