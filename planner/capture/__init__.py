@@ -8,6 +8,7 @@ flat graph without writes, `layers.py` groups operations into layers, `describe.
 `stage_modules.py` cuts the graph. `evaluation.py` captures the model once more, as it is evaluated.
 """
 
+from planner.capture.batch import growing_dim
 from planner.capture.capture import capture
 from planner.capture.captured import Captured
 from planner.capture.evaluation import evaluation_of
@@ -56,6 +57,7 @@ __all__ = [
     "entered",
     "evaluation_of",
     "forward_of",
+    "growing_dim",
     "initial",
     "layer_module",
     "materialise",

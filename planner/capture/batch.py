@@ -96,6 +96,13 @@ def repeated(pair: Pair) -> Batch:
     return batch
 
 
+def growing_dim(one: object, two: object) -> int | None:
+    """Returns the dimension in which a tensor of one batch and that of another differ; None where none does."""
+    if not isinstance(one, Tensor) or not isinstance(two, Tensor):
+        return None
+    return next((d for d in range(one.ndim) if one.shape[d] != two.shape[d]), None)
+
+
 def rows_of(pair: object) -> int:
     """Returns the samples of an example batch: the first size of its first tensor.
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -85,7 +86,9 @@ def write_model(
     asked = sorted({1, 2, rows_of(pair)})  # a model may ask for as many samples as the example has
     captured = capture(module, pair, loss, metrics=loop.metrics, micro=asked)
     refuse_overlaps(module, type(module).__name__)
-    check_training(captured, module, pair, loss)
+    served = [n for n in asked if captured.graph.serves(n)]
+    if said := check_training(captured, module, pair, loss, samples=min(served, default=asked[-1])):
+        warnings.warn(said, stacklevel=2)
     evaluation, more = _evaluation(captured)
     samples: dict[str, Tensor] = {}
     rows = rows_of(pair)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from safetensors import SafetensorError, safe_open
 
 from planner.errors import BadInput
+from planner.files import check_tensor_file
 from runtime.checkpoint.integrity import (
     AVERAGE,
     INDEX,
@@ -77,7 +78,7 @@ class Checkpoint:
         Raises: BadInput where the checkpoint lacks one.
         """
         for name in names:
-            if MODEL + name not in self.files and MODEL + name not in self.pieces:
+            if not self._has(MODEL + name):
                 raise BadInput(f"has no '{MODEL + name}'", where=str(self.folder))
         return {name: self._shape(MODEL + name) for name in names}
 
@@ -100,7 +101,15 @@ class Checkpoint:
 
     def averages(self, names: Iterable[str]) -> dict[str, Tensor]:
         """Reads the averages of some parameters, where the run has kept any."""
-        return self._read({name: AVERAGE + name for name in names if AVERAGE + name in self.files})
+        return self._read({name: AVERAGE + name for name in names if self._has(AVERAGE + name)})
+
+    def averages_of(self, parts: Iterable[Elements]) -> dict[str, Tensor]:
+        """Reads the averages of parts of parameters, where the run has kept any; each in one dim."""
+        return {
+            part.name: self._elements(AVERAGE + part.name, part.start, part.stop)
+            for part in parts
+            if self._has(AVERAGE + part.name)
+        }
 
     def whole(self, *, averaged: bool = False) -> dict[str, Tensor]:
         """Returns the state_dict of the user's module, with tied tensors under each of their names.
@@ -146,6 +155,9 @@ class Checkpoint:
             found[key] = (whole.reshape(-1)[part.start : part.stop] if alike else whole, alike)
         return found
 
+    def _has(self, key: str) -> bool:
+        return key in self.files or key in self.pieces
+
     def _file(self, part: str) -> TensorFile:
         if part not in self._headers:
             self._headers[part] = TensorFile.open(inside(self.folder, part))
@@ -185,7 +197,9 @@ class Checkpoint:
         found: dict[str, Tensor] = {}
         for part, wanted in by_part.items():
             try:
-                with safe_open(inside(self.folder, part), framework="pt") as file:
+                path = inside(self.folder, part)
+                check_tensor_file(path)
+                with safe_open(path, framework="pt") as file:
                     found |= {name: file.get_tensor(key) for name, key in wanted}
             except (OSError, SafetensorError) as error:
                 raise BadInput(f"cannot be read: {error}", where=str(self.folder / part)) from error

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset
 
+from planner.capture import growing_dim
 from planner.errors import BadInput
 from planner.workload import Workload
 
@@ -254,7 +255,7 @@ class Synthetic(Dataset[object]):
         self._workload = workload
         with seeded(mix(seed, 0)):
             one, two = (pytree.tree_leaves(workload.batch(n)) for n in (1, 2))
-        self._dims = [_growing_dim(a, b) for a, b in zip(one, two, strict=True)]
+        self._dims = [growing_dim(a, b) for a, b in zip(one, two, strict=True)]
 
     def __getitem__(self, index: int) -> object:
         return self._workload.batch(1)
@@ -268,12 +269,6 @@ class Synthetic(Dataset[object]):
         ]
         inputs, targets = pytree.tree_unflatten(joined, pytree.tree_structure(samples[0]))
         return inputs, targets
-
-
-def _growing_dim(one: object, two: object) -> int | None:
-    if not isinstance(one, Tensor) or not isinstance(two, Tensor):
-        return None
-    return next((d for d in range(one.ndim) if one.shape[d] != two.shape[d]), None)
 
 
 class Pass(NamedTuple):

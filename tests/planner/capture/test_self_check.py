@@ -29,7 +29,8 @@ def checked(
     module: nn.Module, loss: Callable[..., object] = F.mse_loss, opaque: list[str] | None = None
 ) -> Captured:
     captured = capture(module, batch, loss, opaque=opaque or [])
-    assert check_training(captured, module, batch, loss, samples=1) == ""
+    said = check_training(captured, module, batch, loss, samples=1)
+    assert said == "" or "it is no mean over samples" in said
     return captured
 
 
@@ -153,3 +154,50 @@ class WithTable(nn.Module):
 
 def test_tables_with_code_of_their_own_are_not_asked() -> None:
     assert checked(WithTable()) is not None
+
+
+def no_mean(outputs: Tensor, targets: Tensor) -> Tensor:
+    """A root of a mean, a sum, and a norm over the batch are all other losses on parts of a batch."""
+    return F.mse_loss(outputs, targets).sqrt()
+
+
+def counted(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    rows = targets[:, 0] > 0
+    return ((outputs - targets).square().mean(1) * rows).sum(), rows.sum()
+
+
+class Mixing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x - x.mean(0))
+        return y
+
+
+@pytest.mark.parametrize(
+    ("loss", "build", "told"),
+    [
+        (no_mean, lambda: nn.Linear(4, 3), True),
+        (lambda x, y: F.mse_loss(x, y, reduction="sum"), lambda: nn.Linear(4, 3), True),
+        (
+            lambda x, y: ((x - y).square().mean(1) * (y[:, 0] > 0)).sum() / (y[:, 0] > 0).sum(),
+            lambda: nn.Linear(4, 3),
+            True,
+        ),
+        (F.mse_loss, Mixing, True),
+        (counted, lambda: nn.Linear(4, 3), False),
+        (F.mse_loss, lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout()), False),
+        (lambda x, y: F.mse_loss(x + torch.randn_like(x), y), lambda: nn.Linear(4, 3), False),
+    ],
+)
+def test_a_loss_that_is_no_mean_over_samples_is_told(
+    loss: Callable[..., object], build: Callable[[], nn.Module], told: bool
+) -> None:
+    """Whoever trains with micro-batches would else train another loss without a word."""
+    torch.manual_seed(3)
+    module, given = build(), batch(16)
+    captured = capture(module, given, loss)
+    said = check_training(captured, module, given, loss)
+    assert ("it is no mean over samples" in said) == told

@@ -25,6 +25,8 @@ from runtime.infer.storage import NpyVolume
 from runtime.infer.work import begin
 from tests.runtime.infer.conftest import SIZE, Place
 
+pytestmark = pytest.mark.usefixtures("warm_starts")
+
 
 def request(folder: Path, output: Path, **changed: Any) -> InferRequest:
     given: dict[str, Any] = {"chunk": "10", "input": str(folder / "in.npy"), "output": str(output)}
