@@ -26,13 +26,13 @@ from tests.planner.milp.random_cases import (
 
 FAMILIES = ("1f1b", "gpipe", "chimera", "zb-h1", "zb-v", "interleaved", "chimera-zb", "wave", "v-min")
 SEEDS, PACKED, UNASKED, BRANCHED, PRUNED, SHARED, SUMMED = (
-    24,
+    16,
+    6,
+    4,
     8,
     6,
-    12,
-    10,
-    12,
-    10,
+    8,
+    6,
 )  # `benchmarks.oracle` asks two thousand
 SOLVED, PACKED_SOLVED, SHARED_SOLVED = 40, 16, 24  # without the search over every cut
 

@@ -22,7 +22,7 @@ from tests.planner.milp.images import Grid, Images, effective, images, profile
 from tests.planner.milp.instances import cluster
 
 SEEDS = (*range(48), 105)  # few gather within a stage
-DRAWN = 24
+DRAWN = 16
 SHARING = (8, 23, 37, 45, 47, 64, 70)  # of micro-batches that ranks may share
 
 
