@@ -15,7 +15,7 @@ from tests.runtime.test_equality import HERE
 MODELS = {
     "gpt2": (HERE + "gpt2.py", {"size": "tiny"}),
     "bert": (HERE + "bert.py", {"size": "tiny"}),
-    "resnet50": (HERE + "resnet50.py", {"side": "32", "width": "8", "classes": "10"}),
+    "resnet50": (HERE + "resnet50.py", {"side": "32"}),
     "unet3d": (HERE + "unet3d.py", {"size": "tiny"}),
     "lstm": (HERE + "lstm.py", {"size": "tiny"}),
     "llama": (HERE + "hf_llama.py", {}),

@@ -15,8 +15,8 @@ from models.resnet50 import batch, loss
 __all__ = ["batch", "build", "loss", "optimizer"]
 
 
-def build(width: int = 64, classes: int = 1000) -> nn.Module:
-    model = resnet50.build(width, classes)
+def build() -> nn.Module:
+    model = resnet50.build()
     for module in model.modules():
         if isinstance(module, resnet50.Bottleneck):
             nn.init.zeros_(module.bn3.weight)
