@@ -70,14 +70,25 @@ def register_layouts(app: typer.Typer, measure: Measure) -> None:
 def list_layouts(given: LayoutOptions, measure: Measure) -> None:
     from planner import choose
     from planner import cluster as clusters
+    from planner.group import on_cluster
+    from planner.milp import Question, price_group
 
     mesh, machines = _mesh(given), clusters.load(given.cluster)
-    choose.on_cluster(mesh or (given.group,), machines)  # before anything takes long
+    on_cluster(mesh or (given.group,), machines)  # before anything takes long
     if given.output is not None:
         files.refuse_folder(given.output, given.force)
     profile = _profile(given, machines, measure)
-    work = choose.work_of(profile, _setting(given, profile), given.micros)
+    setting = _setting(given, profile)
+    work = choose.work_of(profile, setting, given.micros)
     out = terminal.Output(as_json=given.as_json)
+    micro = setting.micro
+    asked = Question(
+        profile=profile,
+        cluster=machines,
+        batch=micro * given.micros,
+        precision=setting.precision,
+        execution=setting.execution,
+    ).instance()
     found = choose.layouts(
         work,
         machines,
@@ -85,6 +96,7 @@ def list_layouts(given: LayoutOptions, measure: Measure) -> None:
         mesh=mesh,
         axes=given.axes,
         note=lambda x: out.note(f"mesh {'x'.join(map(str, x))}"),
+        priced=lambda mesh, cut: price_group(asked, micro, mesh, cut),
     )
     written = _written(given, found)
     data = [_row(layout, reason) for layout, reason in zip(found, choose.reasons(found), strict=True)]

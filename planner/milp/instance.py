@@ -17,11 +17,12 @@ from planner.arrays import NS_PER_S, BoolArray, IntArray
 from planner.cluster import Cluster, Group
 from planner.cost import GridChoice, Prices, Tables, price, shared_tables
 from planner.errors import BadInput, Violation
+from planner.group import MeshOnCluster
 from planner.milp import limits
 from planner.milp.configurations.configurations import Configuration, can_share
 from planner.milp.configurations.placement import PlacementCosts
 from planner.milp.configurations.spatial_choices import asked, choice_of, choices, needs_space, none_of
-from planner.milp.configurations.tensor_parts import groups_with_cut
+from planner.milp.configurations.tensor_parts import groups_with_cut, mesh_group
 from planner.milp.cut.frozen_order import WorkMeter
 from planner.milp.cut.problem import CutProblem
 from planner.milp.cut.recompute_least import alone
@@ -40,8 +41,8 @@ class TablesKey(NamedTuple):
 
     micro: int
     choice: GridChoice = WHOLE
-    group: Group | None = None
-    overlap: bool = False  # where tensors are in parts: whether other ranks have the same parts
+    group: Group | MeshOnCluster | None = None
+    overlap: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,10 +141,9 @@ class Instance:
         if configuration.spatial == 1:
             return self.whole(configuration.micro)
         micro, choice = configuration.micro, choice_of(configuration)
-        group = self.machines.spatial_group(configuration)
-        overlap = not FAMILIES[configuration.family].splits
-        several = configuration.data * configuration.pipes > 1
-        key = TablesKey(micro, choice, group, several if choice.mesh else overlap)
+        machines = self.machines
+        group = mesh_group(machines, configuration) if choice.mesh else machines.spatial_group(configuration)
+        key = TablesKey(micro, choice, group, not (choice.mesh or FAMILIES[configuration.family].splits))
         if key not in self._tables:
             found = shared_tables(self.costs, self._setting(micro), choice, self.prices, group, key.overlap)
             self._tables[key] = found.averaged() if self.pins.ema else found

@@ -20,6 +20,7 @@ from planner.cost import Tables
 from planner.errors import BadInput
 from planner.milp.configurations.configurations import Configuration
 from planner.milp.configurations.placement import PlacementCosts
+from planner.milp.configurations.tensor_parts import part_sums
 from planner.milp.cut.frozen_order import Order, WorkMeter
 from planner.milp.cut.problem import CutProblem, CutRow
 from planner.milp.cut.recompute_choice import RecomputeMoments, RecomputeProblem
@@ -120,6 +121,7 @@ class Problems:
         groups = tuple(tuple(sorted(set(place[:, s].tolist()))) for s in stages)
         sums = self.machines.worker_sums(configuration, groups)
         tie = self.machines.worker_sums(configuration, (tuple(range(configuration.workers)),), tied=True)[0]
+        parts = tuple(part_sums(self.machines, configuration, groups, axes) for axes in tables.parted)
         prefix, launch = _prefixes(tables, slowness), [launch_ns(fitted, kind) for kind in COMPUTE]
         rows: tuple[Sum, ...] = ()
         if configuration.held:
@@ -138,6 +140,7 @@ class Problems:
             launch_ns=np.array(launch, np.int64),
             update_ns=launch_ns(fitted, Kind.STEP),
             sums=sums,
+            parts=parts,
             rows=rows,
             tie=tie,
             latency_ns=latency,

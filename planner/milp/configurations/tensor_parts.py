@@ -1,4 +1,4 @@
-"""Lists the groups of ranks that may have tensors in parts, where a cut is pinned, and writes the cut into stages."""
+"""Groups of ranks that have tensors in parts: which there may be, where they stand, and how a plan writes their cut."""
 
 from __future__ import annotations
 
@@ -6,14 +6,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
-from planner.cluster import Cluster, total_devices
+import numpy as np
+
+from planner.choose import rows_of
+from planner.cluster import Cluster, Slot, Sum, total_devices
 from planner.cost import GridChoice
 from planner.errors import BadInput
-from planner.layout import Mesh, Wish, named_in, refused_cut
+from planner.group import MeshOnCluster
+from planner.layout import Mesh, Wish, named_in, positions, refused_cut
+from planner.milp.configurations.configurations import Configuration
+from planner.milp.configurations.placement import PlacementCosts, WorkerGroups
 from planner.milp.pins import Pins
 from planner.model import ModelGraph
 from planner.plan import CutLine
 from planner.profile import CostKey, Profile
+
+_TYPICAL_BYTES = 1 << 20  # of gradients
 
 
 def check_parts(pinned: Pins) -> Pins:
@@ -90,11 +98,7 @@ def lines_of(cut: Sequence[Wish], graph: ModelGraph, layers: Sequence[str]) -> t
 
     Args: `layers` are those of the stage.
     """
-    rows: dict[str, dict[str, str]] = {}
-    for wish in cut:
-        if named_in(wish, graph, layers):
-            rows.setdefault(wish.pattern, {})["xyz"[wish.axis]] = wish.factor
-    return tuple(CutLine(layers=pattern, **factors) for pattern, factors in rows.items())
+    return tuple(CutLine(**row) for row in rows_of([wish for wish in cut if named_in(wish, graph, layers)]))
 
 
 def without_group(
@@ -107,3 +111,36 @@ def without_group(
     if any(split.mesh for split in splits(micro)):
         return (GridChoice(),)
     return [split for split in splits(micro) if pinned.spatial is None or not split.grid]
+
+
+def mesh_group(machines: PlacementCosts, shape: Configuration) -> MeshOnCluster:
+    """Returns where the groups stand that have tensors in parts, for what their conversions take."""
+    key = shape.mesh, shape.devices
+    if key not in machines.meshes:
+        near = shape.spatial
+        places = tuple(machines.slots[first : first + near] for first in range(0, shape.devices, near))
+        machines.meshes[key] = MeshOnCluster(mesh=shape.mesh, cluster=machines.cluster, places=places)
+    return machines.meshes[key]
+
+
+def part_sums(
+    machines: PlacementCosts, shape: Configuration, groups: WorkerGroups, axes: tuple[int, ...]
+) -> tuple[Sum, ...]:
+    """Returns the all-reduces of gradients that lie in parts, over the ranks that have the same part.
+
+    Args: `groups` of workers, each summed over all replicas; `axes` of the group are those that cut the parts.
+    Returns: for each group of workers the slowest of its sums.
+    """
+    grid, at, found = machines.grid(shape), positions(shape.mesh), []
+    for group in groups:
+        same: dict[tuple[int, ...], list[Slot]] = {}
+        for row, place in zip(grid, at * shape.data, strict=True):
+            part = tuple(place[axis] for axis in axes)
+            same.setdefault(part, []).extend(row[w] for w in group)
+        found.append(list(same.values()))
+    every = iter(machines.sums([part for own in found for part in own], "itself"))
+    return tuple(max((next(every) for _ in own), key=_typical_ns) for own in found)
+
+
+def _typical_ns(found: Sum) -> int:
+    return int(found.ns(np.array([_TYPICAL_BYTES]))[0])
