@@ -7,7 +7,7 @@ dropped, since the walk of `planner.layout` finds what they say by itself; and p
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from planner import files
@@ -204,7 +204,7 @@ def _pairs(lines: Sequence[Wish], attentions: Collection[str]) -> Iterator[Wish]
             yield Wish(pattern, axis, "heads" if inside else "hidden")
 
 
-def rows_of(lines: Sequence[Wish]) -> list[Mapping[str, str]]:
+def rows_of(lines: Sequence[Wish]) -> list[dict[str, str]]:
     """Returns lines as rows of a section `cut`: a module with a factor for each axis; more rows where one has several."""
     rows: list[dict[str, str]] = []
     for line in lines:

@@ -127,13 +127,20 @@ def meshes(size: int, axes: int) -> Iterator[Mesh]:
 def on_cluster(mesh: Mesh, cluster: Cluster) -> MeshOnCluster:
     """Returns a mesh on the first devices of a cluster.
 
-    Raises: BadInput where the cluster has fewer devices.
+    Raises: BadInput where the cluster has fewer devices, or the ranks are neither of one node nor whole nodes.
     """
     if prod(mesh) > total_devices(cluster):
         raise BadInput(
             f"a group of {prod(mesh)} ranks",
             where=cluster.name,
             allowed=f"up to {total_devices(cluster)}, which are its devices",
+        )
+    counts = [group.devices_per_node for group in cluster.groups]
+    if prod(mesh) > counts[0] and prod(mesh) not in itertools.accumulate(counts):
+        raise BadInput(
+            f"a group of {prod(mesh)} ranks",
+            where=cluster.name,
+            allowed=f"up to {counts[0]}, which are a node, or all ranks of several nodes",
         )
     return MeshOnCluster(mesh=mesh, cluster=cluster)
 

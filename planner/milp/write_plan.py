@@ -12,7 +12,6 @@ import numpy as np
 from planner.arrays import NS_PER_S, IntArray
 from planner.choose import LayoutPrice
 from planner.cost import GridChoice, stage_of
-from planner.errors import BadInput
 from planner.group import activation_bytes, layer_parts
 from planner.kept import KeptEntries
 from planner.layout import Mesh, Wish, cut_of
@@ -131,8 +130,7 @@ def _with_near_rivals(proof: Certificate, high_ns: int) -> Certificate:
 def price_group(space: Instance, micro: int, mesh: Mesh, cut: Sequence[Wish]) -> LayoutPrice:
     """Returns what a plan takes whose only axis is a group that has tensors in parts, whether it fits or not.
 
-    Args: `space` has the batch; `micro` is the micro-batch, which divides it.
-    Raises: BadInput where no plan places so many ranks.
+    Args: `space` has the batch; `micro` is the micro-batch, which divides it. `mesh` is one of `planner.group.on_cluster`.
     """
     alone = Pins(data=1, pipeline=1, schedules=("1f1b",), recompute=False, shard=False)
     choice = GridChoice(mesh=mesh, cut=tuple(cut))
@@ -144,10 +142,7 @@ def price_group(space: Instance, micro: int, mesh: Mesh, cut: Sequence[Wish]) ->
         pinned=alone,
         splits=lambda _: (choice,),
     )
-    shape = next(every, None)
-    if shape is None:
-        allowed = "ranks of one node, or of whole nodes"
-        raise BadInput(f"a group of {choice.ranks} ranks", where=space.cluster.name, allowed=allowed)
+    shape = next(every)
     posed = space.problem(shape)
     assert posed is not None, "one stage has an order"
     ends = np.array([0, posed.layers])
