@@ -52,10 +52,11 @@ def layouts(
     solver: Solver | None = None,
     note: Callable[[Mesh], None] = lambda _: None,
     priced: Priced | None = None,
+    most: int = MOST_KEPT,
 ) -> list[ChosenLayout]:
     """Returns the layouts that none equals in time and memory, fastest first.
 
-    Args: `priced` says what a plan with a layout takes; without it, layouts are compared as they are searched. `mesh` is the only one to try where it is given; else all of at most so many `axes` are tried. `note` hears of
+    Args: `priced` says what a plan with a layout takes; without it, layouts are compared as they are searched. There are at most `most`. `mesh` is the only one to try where it is given; else all of at most so many `axes` are tried. `note` hears of
         each mesh before it is tried.
     Raises: BadInput where the cluster has fewer devices than the group has ranks.
     """
@@ -63,7 +64,7 @@ def layouts(
     for each in [mesh] if mesh else meshes(ranks, axes):
         note(each)
         found += _on_mesh(work, on_cluster(each, cluster), solver, priced)
-    return _thinned(_best(found))
+    return _thinned(_best(found), most)
 
 
 def _on_mesh(
@@ -124,10 +125,10 @@ def _best(found: Sequence[ChosenLayout]) -> list[ChosenLayout]:
     return kept
 
 
-def _thinned(found: list[ChosenLayout]) -> list[ChosenLayout]:
-    """Returns at most MOST_KEPT, without those that save least memory for what they take longer."""
+def _thinned(found: list[ChosenLayout], most: int) -> list[ChosenLayout]:
+    """Returns at most so many, without those that save least memory for what they take longer."""
     kept = list(found)
-    while len(kept) > MOST_KEPT:
+    while len(kept) > most:
         gains = [
             (kept[i - 1].price.bytes - kept[i].price.bytes) * (kept[i + 1].price.ns - kept[i].price.ns)
             for i in range(1, len(kept) - 1)

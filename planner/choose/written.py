@@ -228,5 +228,7 @@ def cut_text(mesh: Mesh, lines: Sequence[Wish], about: str = "") -> str:
     Args: `about` is a comment for its first line.
     """
     sizes = "x".join(map(str, mesh))
-    header = f"# {about or 'A layout'}; for --fix group={sizes}\n"
-    return files.render({"version": 1, "cut": [dict(row) for row in rows_of(lines)]}, header=header)
+    header = f"# {about or 'A layout'} of {sizes} ranks, for plan --fix cut=\n"
+    return files.render(
+        {"version": 1, "group": list(mesh), "cut": [dict(row) for row in rows_of(lines)]}, header=header
+    )

@@ -22,7 +22,7 @@ from planner.milp import limits
 from planner.milp.configurations.configurations import Configuration, can_share
 from planner.milp.configurations.placement import PlacementCosts
 from planner.milp.configurations.spatial_choices import asked, choice_of, choices, needs_space, none_of
-from planner.milp.configurations.tensor_parts import groups_with_cut, mesh_group
+from planner.milp.configurations.tensor_parts import group_on, groups_with_cut
 from planner.milp.cut.frozen_order import WorkMeter
 from planner.milp.cut.problem import CutProblem
 from planner.milp.cut.recompute_least import alone
@@ -141,8 +141,7 @@ class Instance:
         if configuration.spatial == 1:
             return self.whole(configuration.micro)
         micro, choice = configuration.micro, choice_of(configuration)
-        machines = self.machines
-        group = mesh_group(machines, configuration) if choice.mesh else machines.spatial_group(configuration)
+        group = group_on(self.machines, configuration)
         key = TablesKey(micro, choice, group, not (choice.mesh or FAMILIES[configuration.family].splits))
         if key not in self._tables:
             found = shared_tables(self.costs, self._setting(micro), choice, self.prices, group, key.overlap)
@@ -165,7 +164,8 @@ class Instance:
 
         Args: `micro` is the samples of a micro-batch.
         """
-        plain = self.pins.spatial in (None, 1) and not needs_space(self.pins) and self.pins.cut is None
+        pins = self.pins
+        plain = pins.spatial in (None, 1) and not needs_space(pins) and not pins.cut and pins.group is None
         return (*((WHOLE,) if plain else ()), *self._cut.get(micro, ()))
 
     @cached_property
@@ -176,7 +176,8 @@ class Instance:
         """
         pinned = self.pins
         if pinned.cut is not None:
-            return groups_with_cut(self.profile, self._setting(1), self.micros(), pinned, self.cluster)
+            setting, known = self._setting(self.batch), self.kept.layouts
+            return groups_with_cut(self.profile, setting, self.micros(), pinned, self.cluster, known)
         if self.execution != "eager" or pinned.spatial == 1:
             if self.execution != "eager" and needs_space(pinned):
                 raise BadInput("a gather and regrid need execution: eager", where="fix", allowed="neither")

@@ -16,8 +16,9 @@ import numpy as np
 
 from planner.arrays import BoolArray, IntArray
 from planner.cluster import Sum
-from planner.cost import Tables
+from planner.cost import GridChoice, Tables
 from planner.errors import BadInput
+from planner.layout import Mesh
 from planner.milp.configurations.configurations import Configuration
 from planner.milp.configurations.placement import PlacementCosts
 from planner.milp.configurations.tensor_parts import part_sums
@@ -30,7 +31,7 @@ from planner.milp.cut.unit_times import column_sums, row_sums, with_units
 from planner.milp.pins import Update
 from planner.milp.search.descent import even, judge, near
 from planner.plan import StageTimes
-from planner.profile import Profile, launch_ns
+from planner.profile import CostKey, Profile, launch_ns
 from planner.schedule import Kind, Schedule, generate, overlapped, with_recompute
 from planner.simulate import best_overlap
 
@@ -64,6 +65,7 @@ class Kept:
     even_ns: dict[Configuration, int] = field(default_factory=dict)
     bounds: dict[Configuration, float] = field(default_factory=dict)  # of cuts in which all neighbours talk
     rows: Rows = field(default_factory=dict)  # of orders that several configurations have
+    layouts: dict[tuple[CostKey, Mesh], list[GridChoice]] = field(default_factory=dict)  # looked for
 
 
 @dataclass(frozen=True, kw_only=True)

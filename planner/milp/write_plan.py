@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Literal
 
@@ -134,15 +135,9 @@ def price_group(space: Instance, micro: int, mesh: Mesh, cut: Sequence[Wish]) ->
     """
     alone = Pins(data=1, pipeline=1, schedules=("1f1b",), recompute=False, shard=False)
     choice = GridChoice(mesh=mesh, cut=tuple(cut))
-    every = shapes(
-        space.cluster,
-        layers=space.layers,
-        batch=space.batch,
-        micros=[micro],
-        pinned=alone,
-        splits=lambda _: (choice,),
-    )
-    shape = next(every)
+    cluster, batch = space.cluster, space.batch
+    given = partial(shapes, cluster, layers=space.layers, batch=batch, micros=[micro], pinned=alone)
+    shape = next(given(splits=lambda _: (choice,)))
     posed = space.problem(shape)
     assert posed is not None, "one stage has an order"
     ends = np.array([0, posed.layers])
