@@ -81,7 +81,7 @@ def _on_mesh(
 
         lines = as_read(lines_of(work, decisions, choice, cost))
         graph = graph_by(work, on.mesh, lines)
-        found = of_plan(on.mesh, lines) if of_plan is not None and lines else price(graph, work, on)
+        found = of_plan(on.mesh, lines) if of_plan is not None else price(graph, work, on)
         yield ChosenLayout(on=on, lines=lines, price=found, graph=graph)
 
 

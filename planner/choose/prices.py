@@ -127,7 +127,7 @@ def price(
     Args: `worth` are the nanoseconds that a byte is worth, by which the way to hold each parameter is chosen.
     """
     again = storing.again == "all"
-    compute = sum(work.ns.get(x.operation.name, 0.0) * share_done(x, graph.mesh) for x in graph.placed)
+    compute = sum(work.time_ns(x.operation.name, share_done(x, graph.mesh)) for x in graph.placed)
     convert = sum(
         sum(on.passage_ns(x.steps, work.element_bytes, trained=x.trained, again=again))
         for x in conversions_of(graph)

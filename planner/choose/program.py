@@ -111,7 +111,7 @@ class _Builder:
         trained = self.decisions.trained
         for local in locals_.values():
             name, times = local.operation.name, graph.count(local.operation.name)
-            ns += times * self.work.ns.get(name, 0.0) * share_done(local, self.on.mesh)
+            ns += times * self.work.time_ns(name, share_done(local, self.on.mesh))
             made, rests = local.outputs, lying[name].layouts[o]
             ns += sum(
                 times * self.passages.ns(a, b, name in trained) for a, b in zip(made, rests, strict=True)

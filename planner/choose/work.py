@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from planner.arrays import NS_PER_S
 from planner.errors import BadInput
-from planner.group import activation_bytes, amount
+from planner.group import Curve, activation_bytes, amount, curves_of, part_of
 from planner.layout import operations_at
 from planner.model import ModelGraph
 from planner.profile import CostKey, Profile
@@ -31,6 +31,14 @@ class GroupWork:
     element_bytes: int  # of an activation
     micros: int = 1  # micro-batches a step, for which gradients are summed once
     update_ns: float = 0.0  # of an element of a trained parameter
+    curves: Mapping[str, Curve] = field(
+        default_factory=dict
+    )  # of an operation: shares of it, of its time; else alike
+
+    def time_ns(self, name: str, share: float) -> float:
+        """Returns the nanoseconds of a share of an operation, forward and backward."""
+        curve = self.curves.get(name)
+        return self.ns.get(name, 0.0) * (share if curve is None else part_of(curve, share))
 
     def with_gradients(self) -> frozenset[str]:
         """Returns the names of all tensors that have a gradient."""
@@ -71,6 +79,7 @@ def work_of(profile: Profile, key: CostKey, micros: int = 1) -> GroupWork:
         gradient_bytes=4,
         element_bytes=size,
         micros=micros,
+        curves=_curves(profile, key, operations),
         update_ns=profile.optimizer.seconds_per_parameter.median * NS_PER_S,
     )
 
@@ -96,3 +105,17 @@ def _times(
             share = amounts[x.name] / totals[x.layer] if totals[x.layer] else 0.0
             found[x.name] = (cost.forward.median + cost.backward.median) * NS_PER_S * share
     return found
+
+
+def _curves(profile: Profile, key: CostKey, operations: Sequence[Operation]) -> dict[str, Curve]:
+    """Returns how the time of each operation shrinks with its share, as that of its layer does."""
+    found: dict[str, Curve] = {}
+    for layer in profile.graph.layers:
+        curves = curves_of(profile, layer.name, key)
+        both = [
+            (share, time + back)
+            for (share, time), (_, back) in zip(curves["forward"], curves["backward"], strict=True)
+        ]
+        whole = part_of(tuple(both), 1.0)
+        found[layer.name] = tuple((share, time / whole) for share, time in both) if whole else ()
+    return {x.name: found[x.layer] for x in operations if found.get(x.layer)}

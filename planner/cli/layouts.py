@@ -138,7 +138,7 @@ def _profile(given: LayoutOptions, machines: Cluster, measure: Measure) -> Profi
         given.source,
         parse_settings(given.set_ or []),
         device="cpu" if device == "cpu" else f"roofline:{device}",
-        micros=(given.micro or 1,),
+        micros=(given.micro or 1, 2 * (given.micro or 1)),  # two tell what a part of a layer takes
         precision=given.precision,
         execution="eager",
         grids=(),
@@ -154,7 +154,8 @@ def _setting(given: LayoutOptions, profile: Profile) -> CostKey:
         raise BadInput(
             f"'{given.precision}' was not profiled", where="--precision", allowed=", ".join(there) or "none"
         )
-    micro = given.micro or max(x.micro for x in known)
+    filed = Path(given.source).suffix in (".yaml", ".yml")
+    micro = given.micro or (max if filed else min)(x.micro for x in known)
     return CostKey("", micro, (), given.precision, "eager")
 
 

@@ -136,7 +136,9 @@ def share_done(local: LocalOperation, mesh: Mesh) -> float:
 class LayerPart(NamedTuple):
     """One layer as the rank with most to do has it."""
 
-    work: float = 1.0  # share of the layer's operations that it computes
+    work: tuple[tuple[float, float], ...] = (
+        (1.0, 1.0),
+    )  # weight of each operation, and the share computed here
     kept: float = 1.0  # share of what the layer keeps of its own
     forward_ns: float = 0.0  # that its conversions take
     backward_ns: float = 0.0
@@ -158,8 +160,11 @@ def layer_parts(
     shapes = {name: layouts[0].shape for name, layouts in found.layouts.items()}
     parts = {
         layer: LayerPart(
-            work=_mean(
-                (amount(done.operation, shapes, element_bytes), share_done(done, found.mesh)) for done in own
+            work=_weighed(
+                [
+                    (amount(done.operation, shapes, element_bytes), share_done(done, found.mesh))
+                    for done in own
+                ]
             ),
             kept=_mean((_made(x), _finest(x)) for x in own if _saves(x)),
             converted=_converted(own, found),
@@ -177,6 +182,14 @@ def layer_parts(
             made=part.made + _copied(conversion),
         )
     return parts
+
+
+def _weighed(shares: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """Returns the shares with weights that add up to 1, equal ones together."""
+    total, found = sum(weight for weight, _ in shares), dict[float, float]()
+    for weight, share in shares:
+        found[share] = found.get(share, 0.0) + weight
+    return tuple((weight / total, share) for share, weight in found.items()) if total else ((1.0, 1.0),)
 
 
 def _mean(shares: Iterable[tuple[float, float]]) -> float:

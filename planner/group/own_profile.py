@@ -1,17 +1,19 @@
 """The profile of one rank of a group that has tensors in parts: the rank with most to do.
 
-Layers take the share of their time that is computed here, and what their conversions take. A layer in parts was not
-profiled; its spread says so.
+Layers take as long as the whole ones do on so many fewer samples (`curves.py`), and what their conversions take. A layer
+in parts was not profiled itself; its spread says so.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from math import ceil
 from typing import Final
 
 from planner.arrays import NS_PER_S
 from planner.group.amounts import LayerPart, layer_parts
+from planner.group.curves import TIMES, Curve, curves_of, mixed
 from planner.group.machine import MeshOnCluster
 from planner.layout import LocalGraph, local_model, share_of
 from planner.profile import CostKey, LayerCost, Profile, Seconds
@@ -37,7 +39,8 @@ def on_group(profile: Profile, setting: CostKey, found: LocalGraph, machine: Mes
     layers, known = [], dict[tuple[str, LayerCost], str]()
     for layer in profile.graph.layers:
         row, part = profile.cost(layer.name, setting), parts.get(layer.name, LayerPart())
-        priced = _in_parts(row, part, sized, counted=machine is not None)
+        curves = curves_of(profile, layer.name, setting)
+        priced = _in_parts(row, curves, part, sized, counted=machine is not None)
         kept = tuple(i for i in row.kept_inputs if layer.inputs[i] not in part.converted)
         made = zip(
             row.output_bytes, (share_of(found.layouts[name][0]) for name in layer.outputs), strict=False
@@ -50,29 +53,40 @@ def on_group(profile: Profile, setting: CostKey, found: LocalGraph, machine: Mes
     return replace(profile, graph=replace(graph, layers=tuple(layers)), costs=rows, failures={})
 
 
-def _in_parts(row: LayerCost, part: LayerPart, size: int, *, counted: bool) -> LayerCost:
+def _in_parts(
+    row: LayerCost, curves: Mapping[str, Curve], part: LayerPart, size: int, *, counted: bool
+) -> LayerCost:
     """Returns a layer's row for one rank of a group.
 
-    Args: `size` has the bytes of an element; `counted` says whether what conversions make counts.
+    Args: `curves` are of the layer; `size` has the bytes of an element; `counted` says whether what conversions make
+        counts.
     """
     made = part.made * size if counted else 0
+    added = {"forward": part.forward_ns, "backward": part.backward_ns, "input_grad": part.backward_ns}
+    forward, backward, first, second = (
+        _part_of(getattr(row, name), curves[name], part, added.get(name, 0.0)) for name in TIMES
+    )
+    done = sum(weight * share for weight, share in part.work)
     return replace(
         row,
-        forward=_part_of(row.forward, part.work, part.forward_ns),
-        backward=_part_of(row.backward, part.work, part.backward_ns),
-        input_grad=_part_of(row.input_grad, part.work, part.backward_ns),
-        weight_grad=_part_of(row.weight_grad, part.work, 0.0),
+        forward=forward,
+        backward=backward,
+        input_grad=first,
+        weight_grad=second,
         walked_bytes=ceil(row.walked_bytes * part.kept),
         owing_bytes=ceil(row.owing_bytes * part.kept),
         own_saved_bytes=ceil(row.own_saved_bytes * part.kept) + made,
         held_bytes=ceil(row.held_bytes * part.kept) + (made if row.held_bytes else 0),
-        workspace_bytes=ceil(row.workspace_bytes * max(part.work, part.kept)) + made,
+        workspace_bytes=ceil(row.workspace_bytes * max(done, part.kept)) + made,
     )
 
 
-def _part_of(time: Seconds, work: float, added_ns: float) -> Seconds:
-    if work == 1.0 and not added_ns:
+def _part_of(time: Seconds, curve: Curve, part: LayerPart, added_ns: float) -> Seconds:
+    whole = all(share == 1.0 for _, share in part.work)
+    if whole and not added_ns:
         return time
-    median = time.median * work
-    spread = max(time.spread * work, SCALED_SPREAD * median) if work < 1.0 else time.spread
+    median = time.median if whole else mixed(curve, part.work)
+    spread = (
+        time.spread if whole else max(time.spread * median / (time.median or 1.0), SCALED_SPREAD * median)
+    )
     return Seconds(median=median + added_ns / NS_PER_S, spread=spread)

@@ -13,12 +13,11 @@ import numpy as np
 from planner.arrays import NS_PER_S, IntArray
 from planner.choose import LayoutPrice
 from planner.cost import GridChoice, stage_of
-from planner.group import activation_bytes, layer_parts
 from planner.kept import KeptEntries
-from planner.layout import Mesh, Wish, cut_of
+from planner.layout import Mesh, Wish
 from planner.milp.configurations.configurations import shapes
 from planner.milp.configurations.spatial_choices import choice_of
-from planner.milp.configurations.tensor_parts import lines_of, mesh_group
+from planner.milp.configurations.tensor_parts import converting_ns, lines_of
 from planner.milp.cut.problem import CutProblem
 from planner.milp.cut.stage_costs import COMPUTE, KINDS
 from planner.milp.instance import Instance
@@ -134,7 +133,7 @@ def price_group(space: Instance, micro: int, mesh: Mesh, cut: Sequence[Wish]) ->
     Args: `space` has the batch; `micro` is the micro-batch, which divides it. `mesh` is one of `planner.group.on_cluster`.
     """
     alone = Pins(data=1, pipeline=1, schedules=("1f1b",), recompute=False, shard=False)
-    choice = GridChoice(mesh=mesh, cut=tuple(cut))
+    choice = GridChoice(mesh=mesh, cut=tuple(cut)) if cut else GridChoice()
     cluster, batch = space.cluster, space.batch
     given = partial(shapes, cluster, layers=space.layers, batch=batch, micros=[micro], pinned=alone)
     shape = next(given(splits=lambda _: (choice,)))
@@ -143,10 +142,7 @@ def price_group(space: Instance, micro: int, mesh: Mesh, cut: Sequence[Wish]) ->
     ends = np.array([0, posed.layers])
     (times,), (held,) = stage_times(posed, ends), memory(posed, ends)
     ns, sums = int(posed.times(ends[None, :])[0]), times.sync_ns + times.step_ns
-    graph = cut_of(space.profile.graph, micro, shape.mesh, shape.cut)
-    size, machine = activation_bytes(space.costs, posed.tables.setting), mesh_group(space.machines, shape)
-    found = layer_parts(graph, size, machine)
-    convert = shape.micros * sum(x.forward_ns + x.backward_ns for x in found.values())
+    convert = shape.micros * converting_ns(space.machines, space.costs, shape, posed.tables.setting)
     state = held.parameters + held.gradients + held.optimizer
     return LayoutPrice(
         compute_ns=ns - sums - convert,

@@ -12,8 +12,8 @@ from planner.choose import layouts, rows_of, work_of
 from planner.cluster import Cluster, Group, Slot, Sum, total_devices
 from planner.cost import GridChoice
 from planner.errors import BadInput
-from planner.group import MeshOnCluster
-from planner.layout import Mesh, Wish, named_in, positions, refused_cut
+from planner.group import MeshOnCluster, activation_bytes, layer_parts
+from planner.layout import Mesh, Wish, cut_of, named_in, positions, refused_cut
 from planner.milp import limits
 from planner.milp.configurations.configurations import Configuration
 from planner.milp.configurations.placement import PlacementCosts, WorkerGroups
@@ -60,8 +60,11 @@ def meshes_of(pinned: Pins, cluster: Cluster) -> tuple[Mesh, ...]:
     """
     if pinned.group is not None:
         return (pinned.group,)
-    near = min(group.devices_per_node for group in cluster.groups)
-    return tuple((ranks,) for ranks in range(2, min(near, total_devices(cluster)) + 1) if near % ranks == 0)
+    near, most = (
+        min(group.devices_per_node for group in cluster.groups),
+        pinned.devices or total_devices(cluster),
+    )
+    return tuple((ranks,) for ranks in range(2, min(near, most) + 1) if near % ranks == 0)
 
 
 Known = dict[tuple[CostKey, Mesh], list[GridChoice]]  # layouts that were looked for, by setting and group
@@ -160,6 +163,17 @@ def mesh_group(machines: PlacementCosts, shape: Configuration) -> MeshOnCluster:
         places = tuple(machines.slots[first : first + near] for first in range(0, shape.devices, near))
         machines.meshes[key] = MeshOnCluster(mesh=shape.mesh, cluster=machines.cluster, places=places)
     return machines.meshes[key]
+
+
+def converting_ns(
+    machines: PlacementCosts, profile: Profile, shape: Configuration, setting: CostKey
+) -> float:
+    """Returns what the conversions of one micro-batch take; nothing where no tensor lies in parts."""
+    if not shape.mesh:
+        return 0.0
+    found = cut_of(profile.graph, shape.micro, shape.mesh, shape.cut)
+    parts = layer_parts(found, activation_bytes(profile, setting), mesh_group(machines, shape)).values()
+    return sum(part.forward_ns + part.backward_ns for part in parts)
 
 
 def part_sums(
