@@ -22,8 +22,8 @@ def test_a_chosen_layout_trains_as_one_process_does(place: int, pool: Pool, tmp_
     plan = solve(question(4, micro=2, cut=str(file), devices=2))
     check(plan, profile=words())
     assert plan.axes.spatial == 2
-    have = run(pool, plan, tmp_path, steps=3, compare_holders=False)
-    found = distance(expected(plan, tmp_path, steps=3), have)
+    have = run(pool, plan, tmp_path / "run", steps=3, compare_holders=False)
+    found = distance(expected(plan, tmp_path / "run", steps=3), have)
     assert found.worst() < 1e-10, found
 
 
@@ -31,6 +31,6 @@ def test_a_plan_that_chose_its_own_layout_beside_a_pipeline_trains_as_one_proces
     pool: Pool, tmp_path: Path
 ) -> None:
     plan = solve(question(4, micro=1, group=2, pipeline=2, data=1))
-    have = run(pool, plan, tmp_path, steps=3, compare_holders=False)
-    found = distance(expected(plan, tmp_path, steps=3), have)
+    have = run(pool, plan, tmp_path / "run", steps=3, compare_holders=False)
+    found = distance(expected(plan, tmp_path / "run", steps=3), have)
     assert found.worst() < 1e-10, found
