@@ -44,7 +44,9 @@ class LayoutOptions:
     micros: Annotated[
         int, typer.Option(min=1, help="micro-batches a step, after which gradients are summed once")
     ] = 1
-    precision: Annotated[str, typer.Option(help="one of those profiled")] = "fp32"
+    precision: Annotated[
+        str | None, typer.Option(help="one of those profiled; what is usual when left out")
+    ] = None
     set_: Set = None
     output: Annotated[
         Path | None,
@@ -148,15 +150,15 @@ def _profile(given: LayoutOptions, machines: Cluster, measure: Measure) -> Profi
 def _setting(given: LayoutOptions, profile: Profile) -> CostKey:
     from planner.profile import CostKey
 
-    known = [x for x in profile.settings if x.precision == given.precision and x.execution == "eager"]
-    if not known:
-        there = sorted({x.precision for x in profile.settings if x.execution == "eager"})
-        raise BadInput(
-            f"'{given.precision}' was not profiled", where="--precision", allowed=", ".join(there) or "none"
-        )
+    there = sorted({x.precision for x in profile.settings if x.execution == "eager"})
+    if not there:
+        raise BadInput("was not profiled in eager execution", where=profile.workload)
+    precision = given.precision or ("fp32" if "fp32" in there else there[0])
+    if precision not in there:
+        raise BadInput(f"'{precision}' was not profiled", where="--precision", allowed=", ".join(there))
+    profiled = [x.micro for x in profile.settings if x.precision == precision and x.execution == "eager"]
     filed = Path(given.source).suffix in (".yaml", ".yml")
-    micro = given.micro or (max if filed else min)(x.micro for x in known)
-    return CostKey("", micro, (), given.precision, "eager")
+    return CostKey("", given.micro or (max if filed else min)(profiled), (), precision, "eager")
 
 
 def _written(given: LayoutOptions, found: list[ChosenLayout]) -> list[Path]:

@@ -21,7 +21,13 @@ from planner.group import MeshOnCluster
 from planner.milp import limits
 from planner.milp.configurations.configurations import Configuration, can_share
 from planner.milp.configurations.placement import PlacementCosts
-from planner.milp.configurations.spatial_choices import asked, choice_of, choices, needs_space, none_of
+from planner.milp.configurations.spatial_choices import (
+    choice_of,
+    choices,
+    may_be_whole,
+    needs_space,
+    none_of,
+)
 from planner.milp.configurations.tensor_parts import group_on, groups_with_cut
 from planner.milp.cut.frozen_order import WorkMeter
 from planner.milp.cut.problem import CutProblem
@@ -112,7 +118,7 @@ class Instance:
         All replicas share, or those in one node; where there are few, any number that divides them.
         """
         pins, data = self.pins, shape.data
-        free = pins.shard is None and pins.held is None and not (pins.ema or self.joint)
+        free = pins.shard is None and pins.held is None and not self.joint
         plain = not (shape.held or shape.shard or shape.listed) and shape.update == "barrier"
         known = self.profile.by_element and self.execution == "eager"
         if not (free and plain and known and can_share(data, shape.spatial, data)):
@@ -145,7 +151,7 @@ class Instance:
         key = TablesKey(micro, choice, group, not (choice.mesh or FAMILIES[configuration.family].splits))
         if key not in self._tables:
             found = shared_tables(self.costs, self._setting(micro), choice, self.prices, group, key.overlap)
-            self._tables[key] = found.averaged() if self.pins.ema else found
+            self._tables[key] = replace(found, averaged=self.pins.ema)
         return self._tables[key]
 
     def whole(self, micro: int) -> Tables:
@@ -153,7 +159,7 @@ class Instance:
         key = TablesKey(micro=micro)
         if key not in self._tables:
             found = price(self.costs, self._setting(micro))
-            self._tables[key] = found.averaged() if self.pins.ema else found
+            self._tables[key] = replace(found, averaged=self.pins.ema)
         return self._tables[key]
 
     def _setting(self, micro: int) -> CostKey:
@@ -164,9 +170,7 @@ class Instance:
 
         Args: `micro` is the samples of a micro-batch.
         """
-        pins = self.pins
-        plain = pins.spatial in (None, 1) and not needs_space(pins) and not pins.cut and pins.group is None
-        return (*((WHOLE,) if plain else ()), *self._cut.get(micro, ()))
+        return (*((WHOLE,) if may_be_whole(self.pins) else ()), *self._cut.get(micro, ()))
 
     @cached_property
     def _cut(self) -> Mapping[int, tuple[GridChoice, ...]]:
@@ -176,8 +180,8 @@ class Instance:
         """
         pinned = self.pins
         if pinned.cut is not None:
-            setting, known = self._setting(self.batch), self.kept.layouts
-            return groups_with_cut(self.profile, setting, self.micros(), pinned, self.cluster, known)
+            asked = self.profile, self._setting(self.batch), self.micros(), pinned, self.cluster
+            return groups_with_cut(*asked, self.kept.layouts)
         if self.execution != "eager" or pinned.spatial == 1:
             if self.execution != "eager" and needs_space(pinned):
                 raise BadInput("a gather and regrid need execution: eager", where="fix", allowed="neither")
@@ -269,9 +273,10 @@ def short_bytes(instance: Instance, shape: Configuration) -> int:
     share = shape.updaters
     trained = float(tables.gradients[0, -1])
     state = tables.elements[0, -1] * tables.state_bytes_per_element / share
-    parts = {"": 0, "gradients": 1, "parameters": 2}[shape.held]  # of parameters and gradients
-    spared = parts * trained * (1 - 1 / share)
-    whole = float(tables.parameters[0, -1]) + trained + state - spared
+    averages = trained if tables.averaged else 0.0
+    parts = {"": 0.0, "gradients": trained + averages, "parameters": 2 * trained + averages}[shape.held]
+    spared = parts * (1 - 1 / share)
+    whole = float(tables.parameters[0, -1]) + averages + trained + state - spared
     most = max(group.limit_bytes for group in instance.cluster.nodes)
     return max(0, int(shape.pipes * whole / shape.workers) - most)
 
