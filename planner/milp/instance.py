@@ -21,14 +21,8 @@ from planner.group import MeshOnCluster
 from planner.milp import limits
 from planner.milp.configurations.configurations import Configuration, can_share
 from planner.milp.configurations.placement import PlacementCosts
-from planner.milp.configurations.spatial_choices import (
-    choice_of,
-    choices,
-    may_be_whole,
-    needs_space,
-    none_of,
-)
-from planner.milp.configurations.tensor_parts import group_on, groups_with_cut
+from planner.milp.configurations.spatial_choices import asked, choice_of, choices, needs_space, none_of
+from planner.milp.configurations.tensor_parts import group_on, groups_with_cut, may_be_whole
 from planner.milp.cut.frozen_order import WorkMeter
 from planner.milp.cut.problem import CutProblem
 from planner.milp.cut.recompute_least import alone
@@ -180,8 +174,8 @@ class Instance:
         """
         pinned = self.pins
         if pinned.cut is not None:
-            asked = self.profile, self._setting(self.batch), self.micros(), pinned, self.cluster
-            return groups_with_cut(*asked, self.kept.layouts)
+            facts = self.profile, self._setting(self.batch), self.micros(), pinned, self.cluster
+            return groups_with_cut(*facts, self.kept.layouts)
         if self.execution != "eager" or pinned.spatial == 1:
             if self.execution != "eager" and needs_space(pinned):
                 raise BadInput("a gather and regrid need execution: eager", where="fix", allowed="neither")

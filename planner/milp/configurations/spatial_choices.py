@@ -183,12 +183,6 @@ def asked(found: Sequence[GridChoice], prices: Prices, pinned: Pins) -> tuple[Gr
     )
 
 
-def may_be_whole(pinned: Pins) -> bool:
-    """Returns whether ranks may work alone, on whole samples and whole tensors."""
-    apart = needs_space(pinned) or bool(pinned.cut) or pinned.group is not None
-    return pinned.spatial in (None, 1) and not apart
-
-
 def needs_space(pinned: Pins) -> bool:
     """Returns whether what is pinned excludes whole samples.
 

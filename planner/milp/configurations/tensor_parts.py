@@ -17,6 +17,7 @@ from planner.layout import Mesh, Wish, cut_of, named_in, positions, refused_cut
 from planner.milp import limits
 from planner.milp.configurations.configurations import Configuration
 from planner.milp.configurations.placement import PlacementCosts, WorkerGroups
+from planner.milp.configurations.spatial_choices import needs_space
 from planner.milp.pins import Pins
 from planner.model import ModelGraph
 from planner.plan import CutLine
@@ -135,6 +136,12 @@ def lines_of(cut: Sequence[Wish], graph: ModelGraph, layers: Sequence[str]) -> t
     Args: `layers` are those of the stage.
     """
     return tuple(CutLine(**row) for row in rows_of([wish for wish in cut if named_in(wish, graph, layers)]))
+
+
+def may_be_whole(pinned: Pins) -> bool:
+    """Returns whether ranks may work alone, on whole samples and whole tensors."""
+    apart = needs_space(pinned) or bool(pinned.cut) or pinned.group is not None
+    return pinned.spatial in (None, 1) and not apart
 
 
 def without_group(
