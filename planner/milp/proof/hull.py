@@ -169,7 +169,8 @@ def hull_bound(
     program, known = HullProgram(lines, low, high, float(record.limit)), record.pool.useful()
     program.add_rows([*problem.loads(), *known])
     program.add_cut(start, [0, *(sign * step for step in _NEAR for sign in (-1, 1))])
-    bound, best, upper, centre = 0.0, list[Weights](), np.inf, None
+    bound, best, upper = 0.0, list[Weights](), np.inf
+    centre: FloatArray | None = None
     for _ in range(rounds):
         if (solved := program.solve()) is None:
             break
@@ -178,8 +179,10 @@ def hull_bound(
             bound, best = least, [solved.row, *best[: _KEPT - 1]]
         if bound > record.most or bound > upper * (1 - _CLOSE) or not len(cut):
             break
-        towards = [] if centre is None else [centre + t * (solved.shares - centre) for t in _TOWARDS]
-        table = np.stack([lines.durations(each, program.messages) for each in (solved.shares, *towards)])
+        points = [solved.shares]
+        if centre is not None:
+            points += [centre + t * (solved.shares - centre) for t in _TOWARDS]
+        table = np.stack([lines.durations(each, program.messages) for each in points])
         spread = np.array(_SPREADS)[:, None] * random.standard_normal((len(_SPREADS), table.shape[1]))
         rows, ns = problem.critical_along(np.concatenate([table, table[0] * np.exp(spread)]), program.pattern)
         if ns < upper:
