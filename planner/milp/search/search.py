@@ -41,7 +41,6 @@ class Waiting:
     done: set[Configuration] = field(default_factory=set)  # that were looked into
     heap: list[tuple[float, int]] = field(default_factory=list)
     now: float = UNFIT_NS  # the bound of the configuration that is being examined
-    until_ns: float = 0.0  # by the meter: when looks end
 
     def progress(self, known: int) -> SearchProgress:
         """Returns how far the search has come.
@@ -73,7 +72,6 @@ class Waiting:
         configuration, variants with less memory join the queue; elsewhere, variants with faster updates.
         """
         state = self.state
-        self.until_ns = self.until_ns or state.instance.meter.spent_ns + limits.LOOKS * state.effort.work_ns
         while self.heap:
             least, number = heapq.heappop(self.heap)
             if least > state.limit - 1 or self._enough():
@@ -109,7 +107,8 @@ class Waiting:
     def _enough(self) -> bool:
         if not self.state.effort.proves and self.state.limit < UNFIT_NS:
             return True
-        return self.state.limit < UNFIT_NS and self.state.instance.meter.spent_ns > self.until_ns
+        spent = self.state.instance.meter.spent_ns
+        return self.state.limit < UNFIT_NS and spent > limits.LOOKS * self.state.effort.work_ns
 
 
 def search(

@@ -184,8 +184,7 @@ class SearchState:
     def prove(self) -> None:
         """Continues open proofs, a few boxes each, the lowest bound first; stops at the least bound in `left`."""
         self._polish()
-        meter, nodes = self.instance.meter, self.effort.nodes
-        most = max(self.effort.work_ns, meter.spent_ns + limits.PROOFS * self.effort.work_ns)
+        meter, most, nodes = self.instance.meter, self.effort.work_ns, self.effort.nodes
         talking = [tried for tried in self.open if not tried.problem.silent]
         plain = [tried for tried in talking if not tried.problem.flagged]
         if len(plain) < len(talking):  # what is known without flags refutes most of what has them
