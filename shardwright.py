@@ -406,17 +406,21 @@ def verify(
     *,
     costs: Profile | str | Path | None = None,
     cluster: Cluster | str | Path | None = None,
+    nodes: int | None = None,
 ) -> list[str]:
     """Checks a plan against the problem statement, without any solver.
 
     Args: `chosen` is a plan or its file; with `costs` and `cluster`, values or files, predicted times and memory are
-      checked too.
+      checked too. Of a cluster such as "h100x8" there may be `nodes`, as for `plan`.
     Returns: one sentence for each thing that is wrong; none where nothing is.
+    Raises: BadInput for `nodes` without a cluster.
     """
     from planner.verify import violations
 
     known = None if costs is None else _profile_of(costs)
-    machines = None if cluster is None else _cluster_of(cluster)
+    if cluster is None and nodes is not None:
+        raise BadInput("nodes without a cluster", where="verify", allowed="cluster= and nodes=")
+    machines = None if cluster is None else _cluster_of(cluster, nodes)
     return [str(found) for found in violations(_plan_of(chosen), profile=known, cluster=machines)]
 
 

@@ -28,7 +28,7 @@ ASKS = {
 }
 ALIKE = (
     "a forward() that does the same while it is traced: no branch on is_compiling(), is_exporting(), the type of a "
-    "tensor or what .numpy() raises; or the path of such a module, as opaque = ['path.of.a.module'] in the workload"
+    "tensor or what .numpy() raises; or the path of such a module, as opaque = ['path.of.a.module'] in a module file"
 )
 
 
