@@ -191,6 +191,11 @@ def is_secondary(error: BaseException) -> bool:
     communication call.
     """
     words = ("Connection closed by peer", "Connection reset", "Timed out waiting", "Broken pipe", "NCCL")
+    words += (
+        "/gloo/transport/",
+        "Socket Timeout",
+        "Socket closed",
+    )  # which one it is depends on who is faster
     told = getattr(error, "secondary", False) is True  # by the rank that failed
     return told or (isinstance(error, RuntimeError) and any(word in str(error) for word in words))
 
