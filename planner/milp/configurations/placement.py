@@ -6,7 +6,7 @@ One pipeline stands for all: where replicas differ, the slowest of them counts.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations, pairwise
@@ -232,13 +232,13 @@ def mesh(machines: PlacementCosts, shape: Configuration, device: str) -> Placeme
     columns = [[row[w] for row in grid] for w in range(shape.workers)]
     latency, byte = _links(cluster, columns)
     groups = [[cluster.groups[place.node] for place in column] for column in columns]
-    profiled = _profiled_rate(cluster, device)
+    slow = slowness_on(cluster, device)
     tightest = [min(column, key=lambda g: g.limit_bytes) for column in groups]
     return Placement(
         grid=grid,
         latency_ns=latency,
         byte_ns=byte,
-        slowness=tuple(max(_slowness(g, profiled) for g in column) for column in groups),
+        slowness=tuple(max(map(slow, column)) for column in groups),
         capacity_bytes=tuple(g.capacity_bytes for g in tightest),
         margin_bytes=tuple(g.margin_bytes for g in tightest),
     )
@@ -254,8 +254,7 @@ def _links(cluster: Cluster, columns: Sequence[Sequence[Slot]]) -> tuple[FloatAr
     racks = np.array(cluster.racks)[nodes]
     same_node = nodes[:, :, None] == nodes[:, None, :]
     same_rack = racks[:, :, None] == racks[:, None, :]
-    latency: FloatArray = np.zeros((count, count))
-    byte: FloatArray = np.zeros((count, count))
+    latency, byte = np.zeros((count, count)), np.zeros((count, count))
     alone = all((g.devices_per_card or g.devices_per_node) == 1 for g in cluster.nodes)
     for a, b in np.argwhere(~np.eye(count, dtype=np.bool_)).tolist():
         sharers = 1 if alone else card_sharers(cluster, zip(columns[a], columns[b], strict=True))
@@ -272,10 +271,12 @@ def _line(cluster: Cluster, a: Slot, b: Slot, sharers: int) -> tuple[float, floa
     return start * NS_PER_S, slope * NS_PER_S
 
 
-def _slowness(group: NodeGroup, profiled: float | None) -> float:
-    """Returns the ratio of peak rates, at least 1; 1 where the catalogue does not know a rate."""
-    own = _rate(group)
-    return 1.0 if profiled is None or own is None else max(1.0, profiled / own)
+def slowness_on(cluster: Cluster, device: str) -> Callable[[NodeGroup], float]:
+    """Returns the function that gives a node's ratio of peak rates, at least 1; 1 where no rate is known."""
+    profiled = _profiled_rate(cluster, device)
+    return lambda group: (
+        1.0 if profiled is None or (own := _rate(group)) is None else max(1.0, profiled / own)
+    )
 
 
 def _profiled_rate(cluster: Cluster, device: str) -> float | None:

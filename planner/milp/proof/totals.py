@@ -38,6 +38,7 @@ from planner.arrays import FloatArray, IntArray
 from planner.cluster import Sum
 from planner.cost import Tables
 from planner.milp.configurations.configurations import Configuration
+from planner.milp.configurations.placement import slowness_on
 from planner.milp.cut.unit_times import UnitFloors, shared_by
 from planner.milp.instance import Instance
 from planner.milp.proof.layer_work import LayerWork, Passed, layer_work
@@ -67,7 +68,15 @@ class TotalsBound:
 
     def _slow(self, shape: Configuration) -> float:
         """Returns what the fastest of the workers takes, as a multiple of the profiled device's times."""
-        return min(self.instance.machines.placement(shape, self.instance.profile.device).slowness)
+        place = self.instance.machines.placement
+        return min(self._alike or place(shape, self.instance.profile.device).slowness)
+
+    @cached_property
+    def _alike(self) -> tuple[float, ...]:
+        """Returns the slowness of all devices; nothing where they differ."""
+        cluster = self.instance.cluster
+        known = set(map(slowness_on(cluster, self.instance.profile.device), cluster.nodes))
+        return tuple(known) if len(known) == 1 else ()
 
     @cached_property
     def units(self) -> UnitFloors:
@@ -127,8 +136,7 @@ class TotalsBound:
     def step_ns(self, shape: Configuration) -> float:
         """Returns the nanoseconds that updates take on a worker, on average."""
         tables = self.instance.tables(shape)
-        share = shape.updaters
-        rate = tables.step_ns_per_element * self._slow(shape) / share
+        rate = tables.step_ns_per_element * self._slow(shape) / shape.updaters
         each = float(tables.elements[0, -1]) * rate
         if shape.held == "gradients":  # what is updated is gathered, at half of a sum
             each += 0.5 * float(_least(self.units.rows(shape), tables.gradients[0, -1:])[0])
@@ -228,9 +236,8 @@ class TotalsBound:
         tables, work = self.instance.tables(shape), self.work(shape)
         fullest = -(-shape.micros // shape.pipes)
         each = np.arange(tables.layers)
-        share = shape.updaters
         after = _least(sums, tables.summed[each, each + 1])
-        after = after + tables.elements[each, each + 1] * (tables.step_ns_per_element / share)
+        after = after + tables.elements[each, each + 1] * (tables.step_ns_per_element / shape.updaters)
         hop, last = self._hop_ns(shape), shape.stages - 1
         back = 2 * _hops(shape) - _hops_to(shape, np.minimum(each, last))
         begun = work.head + hop * self._hops_before(shape) + fullest * work.total
