@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from planner.show import SideBySide
     from planner.simulate import RunRecord
     from planner.timeline import Comparison, Timeline
-    from runtime.bridges import Prepared
+    from runtime.bridges import Prepared, StrategyByPlan, TrainerByPlan
     from runtime.infer import InferStatus
     from runtime.launch import Handle, Run, Runs
     from runtime.rehearse import Rehearsal
@@ -100,6 +100,8 @@ __all__ = [
     "Infeasible",
     "InferStatus",
     "Plan",
+    "PlanStrategy",
+    "PlanTrainer",
     "Prediction",
     "Profile",
     "Rehearsal",
@@ -454,6 +456,7 @@ def prepare(
     cluster: Cluster | str | Path,
     steps: int,
     loss: Callable[..., object] | None = None,
+    lr_schedule: object = None,
     batch: int | None = None,
     fix: Mapping[str, object] | None = None,
     schedules: Sequence[str] | None = None,
@@ -462,7 +465,7 @@ def prepare(
 ) -> Prepared:
     """Plans a module as it stands, and returns its training as something to iterate over.
 
-    Args: `model`, `optimizer`, `loader` and `loss` are those of `Workload`, `cluster`, `fix` and `schedules` those of
+    Args: `model`, `optimizer`, `loader`, `loss` and `lr_schedule` are those of `Workload`, `cluster`, `fix` and `schedules` those of
       `plan`. `batch` is samples a step, those of the loader by default. `folder` is that of the run; the model is kept
       beside it. `settings` are fields of Job, such as `seed`.
     Returns: a training with its `plan`; `for step in ...` trains on this machine, gives each step's `loss`, and loads the
@@ -477,13 +480,59 @@ def prepare(
     if samples < 1:
         raise BadInput("the loader has no batch size", where="prepare", allowed="batch=, samples a step")
     mine = Workload(
-        model, loader=loader, loss=loss, optimizer=optimizer, folder=run.parent / f"{run.name}.model"
+        model,
+        loader=loader,
+        loss=loss,
+        optimizer=optimizer,
+        lr_schedule=lr_schedule,
+        folder=run.parent / f"{run.name}.model",
     )
     powers = [micro for micro in (1, 2, 4, 8, 16) if samples % micro == 0]
     pinned = (fix or {}).get("micro")
     costs = profile(mine, micros=powers if pinned is None else (int(str(pinned)),))
     chosen = plan(costs, cluster, batch=samples, fix=fix, schedules=schedules)
     return Prepared(model, chosen, steps=steps, folder=run, settings=dict(settings))
+
+
+def PlanTrainer(
+    *given: object,
+    cluster: Cluster | str | Path,
+    fix: Mapping[str, object] | None = None,
+    schedules: Sequence[str] | None = None,
+    folder: str | Path | None = None,
+    **more: object,
+) -> TrainerByPlan:
+    """Makes a Trainer of transformers whose steps are trained by a plan on the ranks of this machine.
+
+    Args: `given` and `more` are those of `transformers.Trainer`; the others are those of `prepare`.
+    Returns: a Trainer with callbacks, logs and metrics of its own; `train()` plans first, and its `prepared` has the plan.
+    Raises: BadInput, from `train()`, for settings that ranks cannot follow.
+    """
+    from runtime.bridges import TrainerByPlan
+
+    chosen = partial(prepare, cluster=cluster, fix=fix, schedules=schedules, folder=folder)
+    return TrainerByPlan(*given, prepare=chosen, **more)
+
+
+def PlanStrategy(
+    *,
+    cluster: Cluster | str | Path,
+    lr_schedule: object = None,
+    fix: Mapping[str, object] | None = None,
+    schedules: Sequence[str] | None = None,
+    folder: str | Path | None = None,
+    **settings: object,
+) -> StrategyByPlan:
+    """Makes a Strategy of Lightning whose steps are trained by a plan on the ranks of this machine.
+
+    Args: they are those of `prepare`; `settings` are fields of Job, such as `seed`.
+    Returns: what `Trainer(strategy=...)` takes; after `fit` its `prepared` has the plan.
+    Raises: BadInput, from `fit`, for settings that ranks cannot follow.
+    """
+    from runtime.bridges import StrategyByPlan
+
+    chosen = partial(prepare, cluster=cluster, lr_schedule=lr_schedule, fix=fix, schedules=schedules, folder=folder)
+    return StrategyByPlan(partial(chosen, **settings))  # type: ignore[arg-type]
 
 
 def rehearse(
