@@ -531,8 +531,10 @@ def PlanStrategy(
     """
     from runtime.bridges import StrategyByPlan
 
-    chosen = partial(prepare, cluster=cluster, lr_schedule=lr_schedule, fix=fix, schedules=schedules, folder=folder)
-    return StrategyByPlan(partial(chosen, **settings))  # type: ignore[arg-type]
+    chosen = partial(
+        prepare, cluster=cluster, lr_schedule=lr_schedule, fix=fix, schedules=schedules, folder=folder
+    )
+    return StrategyByPlan(partial(chosen, **settings))
 
 
 def rehearse(

@@ -42,6 +42,7 @@ class Prepared:
         """
         self.model, self.plan, self.steps = model, plan, steps
         self.run: Handle | None = None
+        self.finished = False  # whether the module has the trained weights
         self._folder, self._settings = folder, settings
 
     def __len__(self) -> int:
@@ -68,6 +69,7 @@ class Prepared:
         if found is None or found.facts.step != self.steps:
             raise BadInput("has no checkpoint of its last step", where=str(self.run.folder))
         self.model.load_state_dict(_named_alike(self.model, found.whole()))
+        self.finished = True
 
 
 class Prepare(Protocol):
@@ -96,9 +98,7 @@ def _told(run: Handle) -> Iterator[TrainedStep]:
             if number > last:
                 last = number
                 norm = None if math.isnan(row.gradient_norm) else row.gradient_norm
-                yield TrainedStep(
-                    number=number, loss=row.loss, seconds=row.seconds, gradient_norm=norm
-                )
+                yield TrainedStep(number=number, loss=row.loss, seconds=row.seconds, gradient_norm=norm)
         if not going:
             return
         time.sleep(LOOK_S)

@@ -11,9 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR
 class NamedSchedule(LambdaLR):
     """The schedule that `transformers.get_scheduler` makes of a name, as a class that ranks find by its own name."""
 
-    def __init__(
-        self, optimizer: Optimizer, name: str, warmup: int, steps: int, more: str
-    ) -> None:
+    def __init__(self, optimizer: Optimizer, name: str, warmup: int, steps: int, more: str) -> None:
         """Makes the factors of the name.
 
         Args: `warmup` and `steps` are numbers of steps; `more` are settings of that name alone, as JSON.
@@ -21,7 +19,11 @@ class NamedSchedule(LambdaLR):
         from transformers import get_scheduler
 
         made = get_scheduler(
-            name, optimizer, num_warmup_steps=warmup, num_training_steps=steps, scheduler_specific_kwargs=json.loads(more)
+            name,
+            optimizer,
+            num_warmup_steps=warmup,
+            num_training_steps=steps,
+            scheduler_specific_kwargs=json.loads(more),
         )
         for group in optimizer.param_groups:  # as it was before a schedule touched it
             group["lr"] = group.pop("initial_lr")

@@ -22,7 +22,6 @@ from runtime.bridges.schedules import NamedSchedule
 
 IGNORED = -100  # the label of what no loss counts
 STILL = ("constant", "constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "polynomial")
-OVERRIDES = ("compute_loss", "training_step", "optimizer_step", "create_scheduler", "get_train_dataloader")
 
 
 class TrainerByPlan(Trainer):
@@ -39,13 +38,14 @@ class TrainerByPlan(Trainer):
         self._steps: Iterator[TrainedStep] = iter(())
         self._now: TrainedStep | None = None
 
-    def _inner_training_loop(
+    def _inner_training_loop(  # type: ignore[override]
         self, batch_size: int | None = None, args: TrainingArguments | None = None, **more: Any
     ) -> Any:
         args = args or self.args
         epochs, per_epoch, *_, steps = self.set_initial_training_values(args, self.get_train_dataloader())
         refuse(self, steps, epochs, more)
         self.create_optimizer()
+        assert self.model is not None
         self.prepared = self._prepare(
             self.model,
             self.optimizer,
@@ -109,9 +109,11 @@ class TrainerByPlan(Trainer):
     @property
     def _loss(self) -> Callable[[Any, Any], object] | None:
         """Returns the loss as this Trainer counts it: over all labels of a step where its model is told their number."""
-        return partial(summed_loss, shifts=self._loss_shifts_labels) if self.model_accepts_loss_kwargs else None
+        return (
+            partial(summed_loss, shifts=self._loss_shifts_labels) if self.model_accepts_loss_kwargs else None
+        )
 
-    def _schedule(self, steps: int) -> Callable[..., Any]:
+    def _schedule(self, steps: int) -> partial[NamedSchedule]:
         args = self.args
         return partial(
             NamedSchedule,
