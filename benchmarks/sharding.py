@@ -16,12 +16,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -40,6 +38,7 @@ from runtime.world import World
 from runtime.world import world as groups
 from tests.captures import captured_of
 from tests.runtime.plans import plan_for
+from tests.runtime.sharding.wire import Counter
 
 OURS = ("none", "state", "gradients", "parameters")
 FSDP, KEPT, ZERO = "fully_shard", "fully_shard, not resharded", "DDP and ZeroRedundancyOptimizer"
@@ -174,35 +173,6 @@ def made(name: str, file: str, world: World) -> Contender:
     return peer(name, model, workload.loss, batch)
 
 
-@contextmanager
-def counted() -> Iterator[list[int]]:
-    """Counts the bytes that this rank sends in collectives that are called from Python, each by its ideal algorithm."""
-    found = [0]
-
-    def size(group: Any) -> int:
-        return dist.get_world_size(group)
-
-    def told(name: str, sent: Callable[..., int]) -> Any:
-        whole = getattr(dist, name)
-
-        def call(*given: Any, **more: Any) -> object:
-            found[0] += sent(size(more.get("group")), *given)
-            return whole(*given, **more)
-
-        return patch.object(dist, name, call)
-
-    def part(t: Tensor, n: int) -> int:
-        return t.nbytes * (n - 1) // n
-
-    with (
-        told("all_to_all_single", lambda n, out, given, *_: part(given, n)),
-        told("all_gather", lambda n, parts, own: own.nbytes * (n - 1)),
-        told("all_reduce", lambda n, given, *_: 2 * part(given, n)),
-        told("broadcast", lambda n, given, *_: part(given, n)),
-    ):
-        yield found
-
-
 def timed(file: str, world: World, rounds: int, names: Sequence[str]) -> dict[str, dict[str, float]]:
     """Returns the figures of one rank, all contenders in turn."""
     every = {name: made(name, file, world) for name in names}
@@ -212,9 +182,9 @@ def timed(file: str, world: World, rounds: int, names: Sequence[str]) -> dict[st
         assert all(abs(a - b) < 1e-4 for a, b in zip(first, found, strict=True)), (name, first, found)
     sent = {}
     for name, each in every.items():
-        with counted() as found_bytes:
+        with (counter := Counter())():
             each.step()
-            sent[name] = found_bytes[0]
+        sent[name] = counter.bytes
     walls: dict[str, list[float]] = {name: [] for name in names}
     cpus: dict[str, list[float]] = {name: [] for name in names}
     updates: dict[str, list[float]] = {name: [] for name in names}
@@ -367,7 +337,7 @@ def steps(ranks: int, rounds: int, names: Sequence[str]) -> list[tuple[Cell, ...
                 most[name] / MIB,
                 most[name] / most[FSDP],
                 update * 1e3,
-                None if name in PEERS else sent,
+                None if name == ZERO else sent,
             )
         )
     return rows
@@ -410,7 +380,7 @@ def run(quick: bool) -> Result:
                 notes=(
                     "Times are medians over rounds in which all take turns, of the slowest rank. Peak is what a rank's "
                     "process holds in a step beyond what it held before it had a model.",
-                    "Sent is counted at the collectives that are called from Python, so for ours alone.",
+                    "Sent is counted at the communicators, each sum by its ideal algorithm; DDP sums where nobody can count.",
                     "torch sums gradients in any order; here each element is added up in the order of ranks.",
                 ),
             ),

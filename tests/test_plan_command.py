@@ -215,10 +215,14 @@ def test_a_plan_that_cannot_be_written_is_refused_before_anything_is_measured(
 ) -> None:
     monkeypatch.setattr("planner.measure.profile", lambda *_, **__: pytest.fail("it was measured"))
     monkeypatch.chdir(tmp_path)
-    for name, more in (("mlp-plan.yaml", ["--batch=4"]), ("mlp-batch", ["--batch=auto"])):
+    there = "exists already", "is a file, and several plans need a folder"
+    for name, more, said in (
+        ("mlp-plan.yaml", "--batch=4", there[0]),
+        ("mlp-batch", "--batch=auto", there[1]),
+    ):
         (tmp_path / name).touch()
-        assert sw.run(["plan", "mlp", *files[3:], *more]) == 2
-        assert f"{name}: exists already" in capsys.readouterr().err
+        assert sw.run(["plan", "mlp", *files[3:], more]) == 2
+        assert f"{name}: {said}" in capsys.readouterr().err
 
 
 def pressing(monkeypatch: pytest.MonkeyPatch, place: type, name: str) -> None:

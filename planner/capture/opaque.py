@@ -183,6 +183,7 @@ class Opaque:
             schema = getattr(node.target, "_schema", None)
             if schema is not None and schema.name in self.layers:
                 node.target = self.layers[schema.name]
+                node._rename("opaque")  # so that its name does not tell what the process has captured before
 
     def _recorder(
         self, path: str, part: nn.Module, runs: Iterator[tuple[OpaqueCall, OpaqueCall]]

@@ -44,7 +44,9 @@ class LayoutOptions:
     micros: Annotated[
         int, typer.Option(min=1, help="micro-batches a step, after which gradients are summed once")
     ] = 1
-    precision: Annotated[str, typer.Option(help="one of those profiled")] = "fp32"
+    precision: Annotated[
+        str | None, typer.Option(help="one of those profiled; what is usual when left out")
+    ] = None
     set_: Set = None
     output: Annotated[
         Path | None,
@@ -136,14 +138,14 @@ def _profile(given: LayoutOptions, machines: Cluster, measure: Measure) -> Profi
 def _setting(given: LayoutOptions, profile: Profile) -> CostKey:
     from planner.profile import CostKey
 
-    known = [x for x in profile.settings if x.precision == given.precision and x.execution == "eager"]
-    if not known:
-        there = sorted({x.precision for x in profile.settings if x.execution == "eager"})
-        raise BadInput(
-            f"'{given.precision}' was not profiled", where="--precision", allowed=", ".join(there) or "none"
-        )
-    micro = given.micro or max(x.micro for x in known)
-    return CostKey("", micro, (), given.precision, "eager")
+    there = sorted({x.precision for x in profile.settings if x.execution == "eager"})
+    if not there:
+        raise BadInput("was not profiled in eager execution", where=profile.workload)
+    precision = given.precision or ("fp32" if "fp32" in there else there[0])
+    if precision not in there:
+        raise BadInput(f"'{precision}' was not profiled", where="--precision", allowed=", ".join(there))
+    profiled = [x.micro for x in profile.settings if x.precision == precision and x.execution == "eager"]
+    return CostKey("", given.micro or max(profiled), (), precision, "eager")
 
 
 def _written(given: LayoutOptions, found: list[ChosenLayout]) -> list[Path]:

@@ -8,7 +8,7 @@ parameter counts once in each stage that uses it. Rectangles of (i, j) carry bot
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
@@ -65,10 +65,7 @@ class Tables:
     other_bytes_per_element: float
     step_ns_per_element: float
     scatter_ns_per_element: float
-
-    def averaged(self) -> Tables:
-        """Returns the tables of a training that keeps an average of every trained parameter beside it."""
-        return replace(self, parameters=self.parameters + self.gradients)
+    averaged: bool = False  # whether a training keeps an average of every trained parameter beside it
 
     @property
     def layers(self) -> int:

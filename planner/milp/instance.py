@@ -111,7 +111,7 @@ class Instance:
         All replicas share, or those in one node; where there are few, any number that divides them.
         """
         pins, data = self.pins, shape.data
-        free = pins.shard is None and pins.held is None and not (pins.ema or self.joint)
+        free = pins.shard is None and pins.held is None and not self.joint
         plain = not (shape.held or shape.shard or shape.listed) and shape.update == "barrier"
         known = self.profile.by_element and self.execution == "eager"
         if not (free and plain and known and can_share(data, shape.spatial, data)):
@@ -146,7 +146,7 @@ class Instance:
         key = TablesKey(micro, choice, group, several if choice.mesh else overlap)
         if key not in self._tables:
             found = shared_tables(self.costs, self._setting(micro), choice, self.prices, group, key.overlap)
-            self._tables[key] = found.averaged() if self.pins.ema else found
+            self._tables[key] = replace(found, averaged=self.pins.ema)
         return self._tables[key]
 
     def whole(self, micro: int) -> Tables:
@@ -154,7 +154,7 @@ class Instance:
         key = TablesKey(micro=micro)
         if key not in self._tables:
             found = price(self.costs, self._setting(micro))
-            self._tables[key] = found.averaged() if self.pins.ema else found
+            self._tables[key] = replace(found, averaged=self.pins.ema)
         return self._tables[key]
 
     def _setting(self, micro: int) -> CostKey:
@@ -268,9 +268,10 @@ def short_bytes(instance: Instance, shape: Configuration) -> int:
     share = shape.updaters
     trained = float(tables.gradients[0, -1])
     state = tables.elements[0, -1] * tables.state_bytes_per_element / share
-    parts = {"": 0, "gradients": 1, "parameters": 2}[shape.held]  # of parameters and gradients
-    spared = parts * trained * (1 - 1 / share)
-    whole = float(tables.parameters[0, -1]) + trained + state - spared
+    averages = trained if tables.averaged else 0.0
+    parts = {"": 0.0, "gradients": trained + averages, "parameters": 2 * trained + averages}[shape.held]
+    spared = parts * (1 - 1 / share)
+    whole = float(tables.parameters[0, -1]) + averages + trained + state - spared
     most = max(group.limit_bytes for group in instance.cluster.nodes)
     return max(0, int(shape.pipes * whole / shape.workers) - most)
 

@@ -132,10 +132,6 @@ _REPLICAS = (
 def _check_limits(instance: Instance) -> None:
     """Raises BadInput where the model does not allow what is fixed, or cannot be trained at all."""
     pinned = instance.pins
-    if pinned.ema and pinned.held:
-        raise BadInput(
-            f"ema averages whole parameters, and shard is {pinned.held}", where="fix", allowed="none or state"
-        )
     paired = bool(pinned.schedules) and all(FAMILIES[name].paired for name in pinned.schedules)
     stages = len(pinned.stages or ((),) * (pinned.pipeline or 1) * (pinned.chunks or 1))
     degrees = (

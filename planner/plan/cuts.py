@@ -94,7 +94,6 @@ def _not_with_cuts(plan: Plan) -> Iterator[str]:
         "precision: fp16": plan.precision == "fp16",
         "pruned weights": plan.kept is not None,
         "shares of the batch": bool(plan.batch.shares),
-        "ema": plan.ema,
         "update: rolling": plan.schedule.update == "rolling",
         "grids over space": any(x.spatial or x.gather_before or x.regrid for x in stages),
         "parameters, gradients or state shared among replicas": any(

@@ -172,9 +172,10 @@ def _stage_state(plan: Plan, profile: Profile, stage: int) -> int:
     weights += sum(updated[p.name] * (p.bytes // prod(p.shape) + _INDEX_BYTES) for p in pruned)
     if shard is not None and shard.what == "parameters":
         weights += gradients // share - gradients
-    weights += gradients if plan.ema else 0
     parted = shard is not None and shard.what in BY_ELEMENT
-    return weights + (gradients // share if parted else gradients) + int(state / share)
+    own = gradients // share if parted else gradients
+    weights += own if plan.ema else 0
+    return weights + own + int(state / share)
 
 
 def _needs(plan: Plan, profile: Profile, number: int) -> StageBytes:

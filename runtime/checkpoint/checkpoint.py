@@ -77,7 +77,7 @@ class Checkpoint:
         Raises: BadInput where the checkpoint lacks one.
         """
         for name in names:
-            if MODEL + name not in self.files and MODEL + name not in self.pieces:
+            if not self._has(MODEL + name):
                 raise BadInput(f"has no '{MODEL + name}'", where=str(self.folder))
         return {name: self._shape(MODEL + name) for name in names}
 
@@ -100,7 +100,15 @@ class Checkpoint:
 
     def averages(self, names: Iterable[str]) -> dict[str, Tensor]:
         """Reads the averages of some parameters, where the run has kept any."""
-        return self._read({name: AVERAGE + name for name in names if AVERAGE + name in self.files})
+        return self._read({name: AVERAGE + name for name in names if self._has(AVERAGE + name)})
+
+    def averages_of(self, parts: Iterable[Elements]) -> dict[str, Tensor]:
+        """Reads the averages of parts of parameters, where the run has kept any; each in one dim."""
+        return {
+            part.name: self._elements(AVERAGE + part.name, part.start, part.stop)
+            for part in parts
+            if self._has(AVERAGE + part.name)
+        }
 
     def whole(self, *, averaged: bool = False) -> dict[str, Tensor]:
         """Returns the state_dict of the user's module, with tied tensors under each of their names.
@@ -145,6 +153,9 @@ class Checkpoint:
             alike = tuple(whole.shape) == part.shape
             found[key] = (whole.reshape(-1)[part.start : part.stop] if alike else whole, alike)
         return found
+
+    def _has(self, key: str) -> bool:
+        return key in self.files or key in self.pieces
 
     def _file(self, part: str) -> TensorFile:
         if part not in self._headers:

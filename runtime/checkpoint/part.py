@@ -69,6 +69,7 @@ class CheckpointPart:
         """
         apart = {name: own for name, own in self.elements.items() if own.stop - own.start < prod(own.shape)}
         found = {MODEL + name: own for name, own in apart.items()}
+        found |= {AVERAGE + name: own for name, own in apart.items() if name in self.averages}
         return found | {
             f"{STATE}{name}/{key}": own
             for name, own in apart.items()

@@ -7,7 +7,7 @@ Start at `rewrite.py`, then `ranks.py` (a rank of a plan). Then read `convert.py
 
 from runtime.layout.convert import Convert
 from runtime.layout.moves import CutGroup
-from runtime.layout.ranks import Places, TensorParts, places_of_parts, ranks_together
+from runtime.layout.ranks import Places, TensorParts, largest_parts, places_of_parts, ranks_together
 from runtime.layout.rewrite import localise
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "CutGroup",
     "Places",
     "TensorParts",
+    "largest_parts",
     "localise",
     "places_of_parts",
     "ranks_together",

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import torch
@@ -161,6 +162,15 @@ def cut_parameters(graph: LocalGraph) -> dict[str, GroupLayout]:
         name.removeprefix(STATE_PREFIX): GroupLayout(layout.shape, layout.cuts)
         for name, layout in graph.states.items()
         if any(layout.cuts)
+    }
+
+
+def largest_parts(graph: LocalGraph) -> dict[str, int]:
+    """Returns the most elements that a rank holds of each parameter that is cut, by its name in the model."""
+    everywhere_at = positions(graph.mesh)
+    return {
+        name: max(prod(layout.local_shape(at, graph.mesh)) for at in everywhere_at)
+        for name, layout in cut_parameters(graph).items()
     }
 
 

@@ -8,17 +8,19 @@ from __future__ import annotations
 import hashlib
 import json
 from contextlib import suppress
+from math import prod
 
 import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from planner.capture import Captured, evaluation_of
+from planner.capture import Captured, evaluation_of, with_names
 from planner.errors import BadInput, BadPlan
-from planner.plan import Plan, schedule_of
+from planner.plan import BY_ELEMENT, Plan, graph_on_group, is_cut, schedule_of, shard_of, updaters
 from planner.workload import Workload
 from runtime.data import Batches, Wanted, seeded
 from runtime.dedup import index_digest
+from runtime.layout import largest_parts
 from runtime.loop.evaluate import Watch, unserved
 from runtime.runfolder import Job
 from runtime.store import refuse_unstorable
@@ -93,12 +95,7 @@ def check_averages(plan: Plan, captured: Captured, job: Job) -> None:
     """Raises BadPlan where the averages of parameters do not fit beside what a plan predicts."""
     if job.ema is None or plan.ema:
         return
-    graph = captured.graph
-    held = [
-        {name for layer in stage.layers for name in graph.layer[layer].parameters} for stage in plan.stages
-    ]
-    sizes = [sum(p.bytes for p in graph.trained if p.name in names) for names in held]
-    place = schedule_of(plan).place
+    sizes, place = _average_bytes(plan, captured), schedule_of(plan).place
     for worker, memory in enumerate(plan.prediction.memory):
         averages = sum(sizes[s] for row in place for s, holder in enumerate(row) if holder == worker)
         if memory.total + averages > memory.limit > 0:
@@ -106,6 +103,21 @@ def check_averages(plan: Plan, captured: Captured, job: Job) -> None:
                 f"worker {worker} is predicted to hold {memory.total} of {memory.limit} bytes, and ema adds "
                 f"{averages}; plan with `--fix ema=true`, or train without ema"
             )
+
+
+def _average_bytes(plan: Plan, captured: Captured) -> list[int]:
+    """Returns the bytes of averages of each stage on one rank: of all trained parameters, or of its parts of them."""
+    graph = captured.graph
+    named = with_names(graph, captured.layout)
+    cut = largest_parts(graph_on_group(plan, named)) if is_cut(plan) else {}
+    own = {p.name: p.bytes * cut.get(p.name, prod(p.shape)) // max(1, prod(p.shape)) for p in graph.trained}
+    found = []
+    for index, stage in enumerate(plan.stages):
+        names = {name for layer in stage.layers for name in graph.layer[layer].parameters}
+        shard = shard_of(plan, index)
+        ranks = updaters(plan, index) if shard is not None and shard.what in BY_ELEMENT else 1
+        found.append(-(-sum(own[name] for name in names & own.keys()) // ranks))
+    return found
 
 
 def described(plan: Plan, workload: Workload, captured: Captured, job: Job) -> dict[str, str]:

@@ -188,11 +188,11 @@ class Rank:
         optimizers = self.updater.optimizers
         whole = [flat for flat in self.flats if isinstance(flat, Flat)]
         names = [name for flat in whole for name in flat.bucket.names]
-        if self.updater.averages is not None:
-            self.updater.averages.load(checkpoint.averages(names))
         load_state(optimizers, whole, SavedState(self._saved(checkpoint, names), checkpoint.settings))
         parts = [flat for flat in self.flats if not isinstance(flat, Flat)]
         pieces = [piece for flat in parts for piece in flat.pieces()]
+        if self.updater.averages is not None:
+            self.updater.averages.load(self._averages(checkpoint, names, pieces))
         states = {
             piece.name: {
                 key: found.view(piece.tensor.shape) if alike else found
@@ -218,6 +218,15 @@ class Rank:
         }
         return {name: {key: own(name, x) for key, x in state.items()} for name, state in found.items()}
 
+    def _averages(
+        self, checkpoint: Checkpoint, names: Sequence[str], pieces: Sequence[OwnPart]
+    ) -> dict[str, Tensor]:
+        """Returns the saved averages of whole parameters, or of their parts here, and of pieces of others."""
+        own = self.parts.own if self.parts is not None else lambda _, x: x
+        whole = {name: own(name, x) for name, x in checkpoint.averages(names).items()}
+        found = checkpoint.averages_of(map(self._elements, pieces))
+        return whole | {p.name: found[p.name].view(p.tensor.shape) for p in pieces if p.name in found}
+
     def _indices(self) -> dict[str, Tensor]:
         """Returns the kept entries of the pruned parameters of this rank."""
         pruned = (flat.indices for flat in self.flats if isinstance(flat, KeptFlat))
@@ -242,9 +251,11 @@ class Rank:
         self.updater.settle()
         saved = state_of(self.updater.optimizers, self.flats)
         tensors = self._first_held()
+        averages = self.updater.averages.named() if self.updater.averages is not None else {}
         if self.parts is not None and not self.mesh.by_rank[self.world.rank].data:
             names = [name for flat in self.flats for name in flat.bucket.names]
             self.parts.join(names, self.parameters, tensors, saved.tensors, saved.settings)
+            averages = {name: self.parts.whole(name, x) for name, x in averages.items()}
         elements: dict[str, Elements] = {}
         for flat in self.flats:
             counted = {name for name, _ in flat.counted(self.world.rank)}
@@ -258,7 +269,6 @@ class Rank:
                 elif shared:
                     tensors[piece.name] = piece.tensor
                     elements[piece.name] = self._elements(piece)
-        averages = self.updater.averages.named() if self.updater.averages is not None else {}
         return CheckpointPart(
             rank=self.world.rank,
             averages={name: x for name, x in averages.items() if name in tensors},

@@ -151,8 +151,19 @@ class SharedFlat:
         """Sets gradients to zero for another step."""
         self.grads.zero_()
 
+    def own_values(self) -> Mapping[str, Tensor]:
+        """Returns this rank's pieces."""
+        return {piece.name: piece.tensor.detach() for piece in self._pieces}
+
     def publish(self) -> None:
-        """Does nothing: whole parameters are gathered from what is updated."""
+        """Gets what other ranks have updated; where parameters are let go, their next use gets it."""
+        if self.lets_go:
+            return
+        for unit in self.units:
+            assert unit.whole is not None
+            self._launch(
+                unit, unit.whole
+            ).result()  # one after the other: each holds a copy of its part meanwhile
 
     def kept(self) -> Sequence[Tensor]:
         """Returns the buffers that live longer than a step."""
@@ -227,16 +238,6 @@ class SharedFlat:
         if self._column is None:
             return lambda: None
         return self.wires.launch(self._column, partial(add_up, self.grads, self._column)).result
-
-    def gather_updated(self) -> None:
-        """Gets what other ranks have updated; where parameters are let go, their next use gets it."""
-        if self.lets_go:
-            return
-        for unit in self.units:
-            assert unit.whole is not None
-            self._launch(
-                unit, unit.whole
-            ).result()  # one after the other: each holds a copy of its part meanwhile
 
     def _launch(self, unit: FlatUnit, whole: Tensor) -> Future[None]:
         part = self.own_part(unit) if self.lets_go else self.own_part(unit).clone()

@@ -92,12 +92,6 @@ def prepare(
         raise BadInput(
             "eval_every needs a dataset to evaluate", where=model.workload.where, allowed="valid_dataset()"
         )
-    if job.ema is not None and (shared_by_element(model.plan) or is_cut(model.plan)):
-        raise BadInput(
-            "ema averages whole parameters, and this plan shares their elements among ranks",
-            where="launch",
-            allowed="no ema, or a plan without a cut and with `--fix shard=none` or `shard=state`",
-        )
     check_kept(model.plan, model.captured.graph, job, Paths(folder), model.workload)
     check_averages(model.plan, model.captured, job)
     joint = check_optimizer(model.workload, model.captured.graph)

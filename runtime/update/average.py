@@ -1,4 +1,4 @@
-"""The exponential moving average of trained parameters, kept by every rank for the buckets that it holds."""
+"""The exponential moving average of trained parameters: each rank averages the elements that it keeps up to date."""
 
 from __future__ import annotations
 
@@ -8,35 +8,31 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from runtime.update.flats import AnyFlat, Bucket, Flat
+from runtime.update.flats import AnyFlat, Bucket
 
 
 class Averages:
     """The averages of this rank's parameters: `average += (1 - decay) * (parameter - average)` after every step.
 
-    They begin with the parameters that the training begins with. All holders of a bucket come to the same values.
+    They begin with the parameters that the training begins with. All holders of an element come to the same value.
     """
 
     def __init__(self, flats: Sequence[AnyFlat], decay: float) -> None:
         self.decay = decay
-        self._flats = tuple(
-            flat for flat in flats if isinstance(flat, Flat)
-        )  # the only ones: `prepare` refuses others
-        self._values: dict[Bucket, Tensor] = {x.bucket: x.values.detach().clone() for x in self._flats}
+        self._flats = tuple(flats)
+        self._values: dict[Bucket, dict[str, Tensor]] = {
+            flat.bucket: {name: x.clone() for name, x in flat.own_values().items()} for flat in self._flats
+        }
 
     def update(self, flat: AnyFlat) -> None:
         """Takes in the parameters of a bucket after its update."""
-        assert isinstance(flat, Flat)
         with torch.no_grad():
-            self._values[flat.bucket].lerp_(flat.values, 1.0 - self.decay)
+            for average, value in self._pairs(flat):
+                average.lerp_(value, 1.0 - self.decay)
 
     def named(self) -> dict[str, Tensor]:
-        """Returns the averages by parameter name, as views."""
-        return {
-            name: self._values[flat.bucket][start:end].view(flat.parameters[name].shape)
-            for flat in self._flats
-            for name, (start, end) in flat.ranges.items()
-        }
+        """Returns the averages of this rank's elements, by the names of the parameters that they are of."""
+        return {name: average for own in self._values.values() for name, average in own.items()}
 
     def load(self, saved: Mapping[str, Tensor]) -> None:
         """Goes on from a checkpoint.
@@ -49,7 +45,7 @@ class Averages:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Puts the averages in the place of the parameters, while it is entered."""
+        """Puts the averages in the place of the parameters while it is entered; all ranks enter it at one time."""
         self._swap()
         try:
             yield
@@ -59,6 +55,11 @@ class Averages:
     def _swap(self) -> None:
         with torch.no_grad():
             for flat in self._flats:
-                kept = flat.values.clone()
-                flat.values.copy_(self._values[flat.bucket])
-                self._values[flat.bucket].copy_(kept)
+                for average, value in self._pairs(flat):
+                    kept = value.clone()
+                    value.copy_(average)
+                    average.copy_(kept)
+                flat.publish()
+
+    def _pairs(self, flat: AnyFlat) -> Iterator[tuple[Tensor, Tensor]]:
+        return zip(self._values[flat.bucket].values(), flat.own_values().values(), strict=True)

@@ -117,8 +117,11 @@ class AnyFlat(Protocol):
     def renew(self) -> None:
         """Sets gradients to zero for another step."""
 
+    def own_values(self) -> Mapping[str, Tensor]:
+        """Returns the elements that this rank keeps up to date, as views by the parameters that they are of."""
+
     def publish(self) -> None:
-        """Makes an update known to whoever reads the parameters of the model."""
+        """Makes an update known to whoever reads the parameters of the model; all holders call it at one time."""
 
     def kept(self) -> Sequence[Tensor]:
         """Returns the buffers that live longer than a step."""
@@ -175,6 +178,10 @@ class Flat:
     def renew(self) -> None:
         """Sets gradients to zero; they are never let go, since they are views."""
         self.grads.zero_()
+
+    def own_values(self) -> Mapping[str, Tensor]:
+        """Returns the whole parameters: what another holder updates is handed round."""
+        return {name: parameter.detach() for name, parameter in self.parameters.items()}
 
     def publish(self) -> None:
         """Does nothing: the parameters of the model are views of what is updated."""

@@ -27,13 +27,10 @@ from runtime.world import Rail, RankMesh
 
 
 class OwnSums(Protocol):
-    """A bucket that sums its gradients by itself as they come, and gathers what other ranks have updated."""
+    """A bucket that sums its gradients by itself as they come."""
 
     def complete(self) -> Callable[[], object]:
         """Starts what is left of a step's sums, and returns what waits for it."""
-
-    def gather_updated(self) -> None:
-        """Gets what other ranks have updated."""
 
 
 @dataclass(slots=True)
@@ -185,8 +182,7 @@ class GradientSync:
         Args: `flat` is updated on this rank.
         """
         if not isinstance(flat, Flat):
-            cast(OwnSums, flat).gather_updated()
-            return
+            return  # it gathers what is updated where it is published
         for owner, start, end in flat.share.ranges:
             group = self._groups[flat.bucket]
             send = partial(dist.broadcast, flat.values[start:end], owner, group=group)

@@ -274,9 +274,18 @@ def test_averages_of_the_parameters_are_in_a_prediction_that_is_asked_for_them(f
     assert {found.rule for found in violations(claimed, profile=costs, cluster=machines(2))} == {"memory"}
 
 
-def test_averages_are_of_whole_parameters() -> None:
-    with pytest.raises(BadInput, match="ema averages whole parameters, and shard is gradients"):
-        solved("gpt2", 1, 4, {"size": "tiny"}, pipeline=1, data=2, shard="gradients", ema=True)
+@pytest.mark.parametrize("sharing", ["gradients", "parameters"])
+def test_replicas_that_share_elements_share_their_averages(sharing: str) -> None:
+    costs = profile("gpt2", (("size", "tiny"),), 1)
+    shape: dict[str, object] = {"pipeline": 1, "data": 2, "shard": sharing, "recompute": False}
+    plan, plain = (
+        solve(Question(profile=costs, cluster=machines(2), batch=4, fix=shape | {"ema": ema}))
+        for ema in (True, False)
+    )
+    (more,), (less,) = plan.prediction.memory, plain.prediction.memory
+    assert more.parameters - less.parameters == less.gradients and more.total > less.total
+    assert 0.9 <= max(ratios(plan)) <= 1.0
+    assert not violations(plan, profile=costs, cluster=machines(2))
 
 
 def test_evaluation_holds_no_more_than_training_was_predicted_to(monkeypatch: pytest.MonkeyPatch) -> None:

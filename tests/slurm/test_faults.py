@@ -132,7 +132,16 @@ def test_a_rank_that_exits_5_ends_the_launch_with_5(cluster: Cluster, warm: Warm
     """From the command line, from another process than this one."""
     (tmp_path / "plan.yaml").write_text(plan_yaml.dump(paced_plan(leaves=0)))
     (tmp_path / "site.yaml").write_text(f"version: 1\npython: {warm.python}\n")
-    command = ["-m", "shardwright", "launch", f"{tmp_path}/plan.yaml", "--slurm", "--wait", "--steps=20"]
+    command = [
+        "-m",
+        "shardwright",
+        "launch",
+        f"{tmp_path}/plan.yaml",
+        "--slurm",
+        "--wait",
+        "--device=cpu",
+        "--steps=20",
+    ]
     more = [f"--site={tmp_path}/site.yaml", f"--run={tmp_path}/run"]
     done = subprocess.run([sys.executable, *command, *more], capture_output=True, text=True, check=False)
     assert done.returncode == 5, done.stderr
@@ -211,7 +220,14 @@ def test_a_launcher_that_is_killed_changes_nothing_and_another_shell_sees_the_ru
 ) -> None:
     (tmp_path / "plan.yaml").write_text(plan_yaml.dump(paced_plan()))
     (tmp_path / "site.yaml").write_text(f"version: 1\npython: {warm.python}\n")
-    words = [f"{tmp_path}/plan.yaml", "--slurm", "--wait", f"--steps={STEPS}", "--save-every=2"]
+    words = [
+        f"{tmp_path}/plan.yaml",
+        "--slurm",
+        "--wait",
+        "--device=cpu",
+        f"--steps={STEPS}",
+        "--save-every=2",
+    ]
     command = [sys.executable, "-m", "shardwright", "launch", *words]
     launcher = subprocess.Popen(
         [*command, f"--site={tmp_path}/site.yaml", f"--run={tmp_path}/run"],

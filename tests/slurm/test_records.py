@@ -22,7 +22,15 @@ def test_a_run_that_the_command_has_waited_for_is_read_and_its_page_says_measure
 ) -> None:
     (tmp_path / "plan.yaml").write_text(plan_yaml.dump(paced_plan()))
     (tmp_path / "site.yaml").write_text(f"version: 1\npython: {warm.python}\n")
-    words = [f"{tmp_path}/plan.yaml", "--slurm", "--wait", "--steps=5", "--json", f"--run={tmp_path}/run"]
+    words = [
+        f"{tmp_path}/plan.yaml",
+        "--slurm",
+        "--wait",
+        "--device=cpu",
+        "--steps=5",
+        "--json",
+        f"--run={tmp_path}/run",
+    ]
     done = subprocess.run(
         [sys.executable, "-m", "shardwright", "launch", *words, f"--site={tmp_path}/site.yaml"],
         capture_output=True,

@@ -174,6 +174,7 @@ def test_inside_an_allocation_the_ranks_start_at_once(cluster: Cluster, warm: Wa
         f"--site={tmp_path}/site.yaml",
         f"--run={tmp_path}/run",
         "--wait",
+        "--device=cpu",
     ]
     command = shlex.join([sys.executable, "-m", "shardwright", *words, "--steps=3"])
     said = cluster.run("salloc", "-N2", "-n2", "-c1", "sh", "-c", command, timeout_s=PATIENCE_S)

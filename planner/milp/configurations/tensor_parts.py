@@ -29,7 +29,6 @@ def check_parts(pinned: Pins) -> Pins:
         "regrid": bool(pinned.regrid),
         "shard": bool(pinned.shard or pinned.held),
         "sums": bool(pinned.sums),
-        "ema": pinned.ema,
         "update=rolling": pinned.update == "rolling",
     }
     if named := [key for key, given in both.items() if given]:

@@ -74,9 +74,12 @@ class Sizes:
         return held + tables.step_bytes(low, high, losses=losses, copies=copies)
 
     def parameter_bytes(self, low: IntArray, high: IntArray) -> IntArray:
-        """Returns the bytes of parameters and buffers that a rank holds between their uses."""
+        """Returns the bytes of parameters, their averages and buffers that a rank holds between their uses."""
         every, trained = self.tables.parameters[low, high], self.tables.gradients[low, high]
-        return every - trained + self._part(trained) if self.shape.held == "parameters" else every
+        own = self.gradient_bytes(low, high)
+        if self.shape.held == "parameters":
+            every = every - trained + own
+        return every + own if self.tables.averaged else every
 
     def own_bytes(self, low: IntArray, high: IntArray) -> IntArray:
         """Returns the bytes of gradients that no other stage uses, for each pair of boundaries."""

@@ -102,13 +102,14 @@ def test_dropout_drops_the_same_whatever_the_group(
 
 
 def train(pool: Pool, plan: Plan, folder: Path, steps: int) -> dict[str, Tensor]:
-    """The parameters of a run's last checkpoint."""
+    """The parameters of a run's last checkpoint, and their averages."""
     model = Model(plan, *captured_of(plan.model.workload, plan.model.arguments, plan.batch.micro))
-    paths, _ = prepare(model, folder, job_of(plan, steps, {}))
+    paths, _ = prepare(model, folder, job_of(plan, steps, {"ema": 0.5}))
     pool.run("tests.runtime.jobs:whole_run", len(plan.places), folder=str(paths.root))
     found = checkpoints.latest(folder / "checkpoints")
     assert found is not None and found.facts.step == steps
-    return dict(found.whole())
+    averages = {f"average of {name}": x for name, x in found.whole(averaged=True).items()}
+    return {**found.whole(), **averages}
 
 
 def test_any_plan_goes_on_with_what_a_group_began(pool: Pool, tmp_path: Path) -> None:

@@ -106,6 +106,8 @@ def plans() -> dict[str, Plan]:
     return {
         "one process": of(workers=1, micros=4),
         "data": of(workers=1, micros=2, data=2),
+        "gradients": of(workers=1, micros=2, data=2, sharing="gradients"),
+        "parameters": of(workers=2, micros=2, data=2, sharing="parameters"),
         "pipeline": of(workers=2, micros=4),
         "chimera": of(family="chimera", workers=2, micros=4),
         "space": spatially(of(workers=1, micros=4), {0: (2,)}, 2),
@@ -115,10 +117,11 @@ def plans() -> dict[str, Plan]:
 def test_200_steps_with_all_around_them_and_another_plan_are_those_of_a_loop_by_hand(
     pool: Pool, tmp_path: Path
 ) -> None:
-    first, second = plans()["pipeline"], plans()["data"]
-    want = Hand(first.batch.samples).train(STEPS)
-    trained(pool, first, tmp_path / "run", 110, **SETTINGS)
-    paths = trained(pool, second, tmp_path / "run", STEPS, **SETTINGS)
+    every = plans()
+    want = Hand(every["pipeline"].batch.samples).train(STEPS)
+    for name, until in (("pipeline", 60), ("parameters", 110), ("gradients", 160)):
+        trained(pool, every[name], tmp_path / "run", until, **SETTINGS)
+    paths = trained(pool, every["data"], tmp_path / "run", STEPS, **SETTINGS)
     rows = list(steps_of(paths).values())
     assert [row.loss for row in rows] == pytest.approx(want.losses, rel=1e-6)
     assert [row.learning_rate for row in rows] == pytest.approx(want.rates, rel=1e-12)
@@ -150,7 +153,7 @@ def best_of(paths: Paths, found: list[Evaluated]) -> Path:
     )
 
 
-@pytest.mark.parametrize("name", ["one process", "data", "pipeline", "chimera", "space"])
+@pytest.mark.parametrize("name", plans())
 def test_metrics_validation_and_the_best_are_the_same_under_every_plan(
     name: str, pool: Pool, tmp_path: Path
 ) -> None:

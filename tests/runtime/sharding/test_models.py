@@ -1,4 +1,4 @@
-"""Models of every kind train alike with gradients or parameters shared by replicas."""
+"""Models of every kind train alike whatever replicas share, for five steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.draws import covering
 from tests.pool import Pool
-from tests.runtime.sharding.test_shared import pair
+from tests.runtime.sharding.test_shared import SHARED, pair
 from tests.runtime.test_equality import HERE
 
 MODELS = {
@@ -23,23 +23,18 @@ MODELS = {
 }
 
 
-CASES = covering(product(MODELS, ["gradients", "parameters"]), kinds=lambda case: case)
+ROWS = {"2": (2, 0), "3": (3, 0), "4": (4, 0), "2 x 2": (4, 2)}  # replicas, and ranks of a copy
+EVERY = [
+    case
+    for case in product(MODELS, SHARED, ROWS)
+    if case[1:] != ("state", "2 x 2")  # whole parameters have one owner among all replicas
+]
 
 
-@pytest.mark.parametrize(("name", "sharing"), CASES)
-def test_a_model_trains_alike(name: str, sharing: str, pool: Pool, tmp_path: Path) -> None:
-    workload, arguments = MODELS[name]
-    shape: dict[str, object] = {"family": "1f1b", "workers": 1, "micros": 1, "data": 2}
-    assert pair(pool, tmp_path, workload, arguments, sharing, **shape) == 0.0
-
-
-@pytest.mark.parametrize("name", ["llama", "t5"])
-@pytest.mark.parametrize(("data", "ranks"), [(3, 3), (4, 4), (4, 2)])
-def test_more_replicas_and_copies_train_alike(
-    name: str, data: int, ranks: int, pool: Pool, tmp_path: Path
-) -> None:
-    """Sizes are no multiples of the ranks; of two copies the parts are summed in another order."""
+@pytest.mark.parametrize(("name", "sharing", "row"), covering(EVERY, kinds=lambda case: (case[0], case[1:])))
+def test_a_model_trains_alike(name: str, sharing: str, row: str, pool: Pool, tmp_path: Path) -> None:
+    """Each element is added up in the order of ranks, so it is the same to the bit; of copies in another order."""
+    (workload, arguments), (data, ranks) = MODELS[name], ROWS[row]
     shape: dict[str, object] = {"family": "1f1b", "workers": 1, "micros": 1, "data": data}
-    workload, arguments = MODELS[name]
-    apart = pair(pool, tmp_path, workload, arguments, "parameters", ranks, **shape)
-    assert apart <= (0.0 if data == ranks else 1e-6)
+    found = pair(pool, tmp_path, workload, arguments, sharing, ranks, steps=5, **shape)
+    assert found <= (1e-6 if ranks else 0.0)

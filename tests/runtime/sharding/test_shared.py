@@ -29,11 +29,12 @@ def pair(
     arguments: dict[str, str],
     sharing: str,
     ranks: int = 0,
+    steps: int = 3,
     **shape: object,
 ) -> float:
-    whole = run(pool, plan_of(workload, arguments, **shape), folder / "whole", steps=3)
+    whole = run(pool, plan_of(workload, arguments, **shape), folder / "whole", steps=steps)
     plan = plan_of(workload, arguments, sharing=sharing, ranks=ranks, **shape)
-    return apart(whole, run(pool, plan, folder / "shared", steps=3))
+    return apart(whole, run(pool, plan, folder / "shared", steps=steps))
 
 
 @pytest.mark.parametrize("sharing", SHARED)
@@ -105,10 +106,20 @@ class Odd(nn.Module):
         self.first, self.second = nn.Linear(4, 5), nn.Linear(5, 3).double()
         self.scale = nn.Parameter(torch.ones(1))
         self.frozen = nn.Linear(4, 4).requires_grad_(False)
+        self.block = nn.ModuleList([Both()])
 
     def forward(self, x):
         hidden = self.first(torch.tanh(self.frozen(x)) * self.scale)
-        return self.second(hidden.double())
+        return self.second(self.block[0](hidden).double())
+
+
+class Both(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = nn.Linear(5, 5), nn.Linear(5, 5).double()
+
+    def forward(self, x):
+        return torch.tanh(self.other(self.one(x).double())).float()
 
 
 def build():
@@ -134,7 +145,7 @@ def optimizer(named_parameters):
 def test_units_smaller_than_their_ranks_single_numbers_and_two_types_make_no_difference(
     sharing: str, data: int, pool: Pool, tmp_path: Path
 ) -> None:
-    """A frozen layer stays whole, and a stage may have nothing that trains."""
+    """A frozen layer stays whole, a stage may have nothing that trains, and a unit two types."""
     file = tmp_path / "odd.py"
     file.write_text(ODD)
     shape: dict[str, object] = {"family": "1f1b", "workers": 2, "micros": 1, "data": data, "cuts": [1]}

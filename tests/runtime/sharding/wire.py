@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from inspect import signature
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -10,9 +13,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from runtime.checkpoint import Facts, latest
+from runtime.checkpoint import Checkpoint, Facts, latest
+from runtime.checkpoint.tensor_file import TensorFile
 from runtime.runfolder import Paths
 from runtime.runfolder import job as jobs
+from runtime.sharding import SharedFlat
 from runtime.train import NoPulse
 from runtime.train.training import Training
 from runtime.world import world as groups
@@ -27,48 +32,89 @@ def _training(folder: str, rank: int, ranks: int, rendezvous: Path) -> Training:
     return Training(model_of(paths), start, world, jobs.read(paths), paths, NoPulse())
 
 
+class Counter:
+    """Counts the bytes that a rank sends to others, at the communicators that everything goes through.
+
+    A ring's sum of n bytes over s ranks takes 2 (s - 1) / s n of each; a broadcast of n takes (s - 1) n of its source.
+    """
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def exchange(self, group: Any, out: Tensor, given: Tensor, _: object, sizes: list[int]) -> None:
+        self.bytes += (sum(sizes) - sizes[group.rank()]) * given.element_size()
+
+    def gather(self, group: Any, parts: object, own: list[Tensor]) -> None:
+        self.bytes += own[0].nbytes * (group.size() - 1)
+
+    def hand(self, group: Any, given: list[Tensor], options: Any) -> None:
+        self.bytes += given[0].nbytes * (group.size() - 1) if options.rootRank == group.rank() else 0
+
+    def gather_flat(self, group: Any, out: object, own: Tensor) -> None:
+        self.bytes += own.nbytes * (group.size() - 1)
+
+    def scatter_flat(self, group: Any, own: Tensor, given: object) -> None:
+        self.bytes += own.nbytes * (group.size() - 1)
+
+    def add(self, group: Any, given: list[Tensor]) -> None:
+        self.bytes += 2 * given[0].nbytes * (group.size() - 1) // group.size()
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        counts = {
+            "alltoall_base": self.exchange,
+            "all_to_all_single": self.exchange,
+            "allgather": self.gather,
+            "all_gather_single": self.gather_flat,
+            "_allgather_base": self.gather_flat,
+            "reduce_scatter_single": self.scatter_flat,
+            "_reduce_scatter_base": self.scatter_flat,
+            "broadcast": self.hand,
+            "allreduce": self.add,
+        }
+        with ExitStack() as patched:
+            for name, count in counts.items():
+                patched.enter_context(patch.object(dist.ProcessGroup, name, _counted(name, count)))
+            for name in NEVER:
+                patched.enter_context(patch.object(dist.ProcessGroup, name, _never(name)))
+            yield
+
+
+NEVER = (
+    *("allgather_coalesced", "alltoall", "gather", "scatter", "reduce"),
+    *("reduce_scatter", "allreduce_coalesced", "send"),
+)
+
+
+def _counted(name: str, count: Callable[..., None]) -> Callable[..., object]:
+    real = getattr(dist.ProcessGroup, name)
+
+    def call(group: Any, *given: Any) -> object:
+        count(group, *given[: len(signature(count).parameters) - 1])
+        return real(group, *given)
+
+    return call
+
+
+def _never(name: str) -> Callable[..., object]:
+    def call(*given: Any) -> object:
+        raise AssertionError(f"{name} is not counted")
+
+    return call
+
+
 def sent(rank: int, ranks: int, rendezvous: Path, *, folder: str) -> int:
-    """The bytes of one step that this rank sends, as the collectives are told them."""
-    training, found = _training(folder, rank, ranks, rendezvous), [0]
-    of = {
-        name: getattr(dist, name) for name in ("all_to_all_single", "all_gather", "broadcast", "all_reduce")
-    }
-
-    def scattered(
-        out: Tensor, given: Tensor, sizes: list[int], given_sizes: list[int], **more: Any
-    ) -> object:
-        here = dist.get_rank(more["group"])
-        found[0] += (
-            sum(size for place, size in enumerate(given_sizes) if place != here) * given.element_size()
-        )
-        return of["all_to_all_single"](out, given, sizes, given_sizes, **more)
-
-    def gathered(parts: list[Tensor], own: Tensor, **more: Any) -> object:
-        found[0] += own.nbytes * (len(parts) - 1)
-        return of["all_gather"](parts, own, **more)
-
-    def handed(tensor: Tensor, source: int, **more: Any) -> object:
-        found[0] += tensor.nbytes * (dist.get_world_size(more["group"]) - 1) if source == rank else 0
-        return of["broadcast"](tensor, source, **more)
-
-    def summed(*given: Any, **more: Any) -> object:
-        raise AssertionError("a sum of whole gradients")
-
-    data = training.batches()
-    batch = next(data)
+    """The bytes of one step that this rank sends, its first one, with the updates."""
+    training, counter = _training(folder, rank, ranks, rendezvous), Counter()
+    batch = next(training.batches())
     try:
-        with (
-            patch.object(dist, "all_to_all_single", scattered),
-            patch.object(dist, "all_gather", gathered),
-            patch.object(dist, "broadcast", handed),
-            patch.object(dist, "all_reduce", summed),
-        ):
+        with counter():
             training.step(batch)
             training.rank.updater.settle()
         training.world.barrier()
     finally:
         training.world.close()
-    return found[0]
+    return counter.bytes
 
 
 def saved(rank: int, ranks: int, rendezvous: Path, *, folder: str, steps: int) -> None:
@@ -83,9 +129,61 @@ def saved(rank: int, ranks: int, rendezvous: Path, *, folder: str, steps: int) -
     training.world.close()
 
 
+PAGE = 4096
+
+
+class Reader:
+    """Counts the bytes that are read of tensors, and those of whole ones."""
+
+    def __init__(self) -> None:
+        self.bytes = self.whole = 0
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        part, whole = TensorFile.read, Checkpoint._read_whole
+
+        def of_part(file: TensorFile, name: str, start: int, stop: int) -> Tensor:
+            before = _read_by_process()
+            found = part(file, name, start, stop)
+            taken = _read_by_process() - before
+            assert taken <= found.nbytes + PAGE + 256, (
+                name,
+                taken,
+                found.nbytes,
+            )  # the counter is a file, too
+            self.bytes += found.nbytes
+            return found
+
+        def of_whole(checkpoint: Checkpoint, keys: Mapping[str, str]) -> dict[str, Tensor]:
+            found = whole(checkpoint, keys)
+            self.whole += sum(tensor.nbytes for tensor in found.values())
+            return found
+
+        with patch.object(TensorFile, "read", of_part), patch.object(Checkpoint, "_read_whole", of_whole):
+            yield
+
+
+def _read_by_process() -> int:
+    rows = Path("/proc/self/io").read_text().splitlines()
+    return next(int(row.split()[1]) for row in rows if row.startswith("rchar"))
+
+
 def copied(rank: int, ranks: int, rendezvous: Path, *, folder: str, step: int) -> None:
-    """Reads the last checkpoint and writes what this plan holds of it as another one."""
-    training = _training(folder, rank, ranks, rendezvous)
+    """Reads the last checkpoint and writes what this plan holds of it as another one.
+
+    Of what ranks share it reads the elements that are its own, and of their optimizer's state.
+    """
+    reader = Reader()
+    with reader():
+        training = _training(folder, rank, ranks, rendezvous)
+    shared = [flat for flat in training.rank.flats if isinstance(flat, SharedFlat)]
+    if len(shared) == len(training.rank.flats) and all(flat.lets_go for flat in shared):
+        own = [piece.tensor for flat in shared for piece in flat.pieces()]
+        rows = [row for each in training.rank.updater.optimizers.values() for row in each.state.items()]
+        state = [(p, x) for p, row in rows for x in row.values() if isinstance(x, Tensor)]
+        alike = sum(x.nbytes for p, x in state if x.shape == p.shape)
+        assert alike and reader.bytes == sum(x.nbytes for x in own) + alike
+        assert reader.whole == sum(x.nbytes for _, x in state) - alike  # counts of steps
     facts = Facts(step=step, sample=0, seed=0, fingerprint=training.graph.fingerprint)
     training._writer.save(training.rank.part(), facts)
     training._writer.wait()
