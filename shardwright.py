@@ -750,7 +750,7 @@ def _demo(say: Callable[[str], None]) -> Iterator[dict[str, object]]:
 _PANELS = {
     "Commands that decide": "list init profile plan layouts verify show simulate report export calibrate",
     "Commands that train": "launch infer prune dedup",
-    "Commands about runs": "status logs cancel track",
+    "Commands about runs": "status logs cancel watch track",
     "Commands about machines": "doctor probe rehearse demo",
 }
 
@@ -773,6 +773,7 @@ def _app() -> typer.Typer:
     deciding.register_calibrate(app, tools.observe)
     running.register(app)
     running.register_track(app, _reported)
+    running.register_watch(app, _reported)
     app.command("demo", epilog="Example: shardwright demo")(_demo_command())
     titles = {name: title for title, names in _PANELS.items() for name in names.split()}
     for command in app.registered_commands:

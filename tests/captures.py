@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from planner.capture import Captured
     from planner.workload import Workload
 
+ROOT = Path(__file__).parents[1]
 FOLDER = "SHARDWRIGHT_TEST_CAPTURES"  # of the environment; nothing is shared without it
 Arguments = tuple[tuple[str, str], ...]
 
@@ -44,7 +45,49 @@ def _captured(workload: str, arguments: Arguments, micro: int) -> tuple[Workload
     return loaded, captured
 
 
-def _path(workload: str, arguments: Arguments, micro: int) -> Path | None:
+def share() -> None:
+    """Has profiles and runs of this process take what any process of the test run has captured."""
+    from planner.measure import bench
+    from runtime.train import prepare
+
+    bench.capture = prepare.capture = shared  # type: ignore[attr-defined]
+
+
+def shared(workload: Workload, *, micro: int | Sequence[int] = (1, 2)) -> Captured:
+    """Captures a workload as `planner.capture.capture` does, unless a process of this run has done so before.
+
+    Args: `micro` is the micro-batch to be served, or several; a capture for any batch size serves them all.
+    """
+    from planner.capture import capture
+
+    asked = (micro,) if isinstance(micro, int) else tuple(micro)
+    arguments = tuple((name, str(value)) for name, value in sorted(workload.arguments.items()))
+    own, every = (_path(workload.where, arguments, (which, _beside(workload))) for which in (micro, None))
+    if own is None or every is None or workload.opaque or workload.folder is not None:
+        return capture(workload, micro=micro)
+    for path in (every, own):
+        if path.exists():
+            found = _read(path, workload)
+            if path == own or all(map(found.graph.serves, asked)):
+                return found
+    found = capture(workload, micro=micro)
+    if found.left_out or found.alone:  # why is not written
+        return found
+    looked_at_one = not isinstance(micro, int) or micro == 1
+    _write(every if found.graph.symbolic_batch and looked_at_one else own, found)
+    return found
+
+
+def _beside(workload: Workload) -> list[tuple[str, int, int]]:
+    """Returns what tells the user's other files apart, which the workload may import."""
+    folder = Path(workload.where).absolute().parent
+    if folder.is_relative_to(ROOT):
+        return []
+    stats = [(str(file), file.stat()) for file in sorted(folder.glob("*.py"))]
+    return [(file, stat.st_size, stat.st_mtime_ns) for file, stat in stats]
+
+
+def _path(workload: str, arguments: Arguments, micro: object) -> Path | None:
     folder, file = os.environ.get(FOLDER), Path(workload)
     if not folder:
         return None

@@ -12,9 +12,9 @@ import pytest
 
 from planner.shown import install
 from tests import draws
-from tests.captures import FOLDER
+from tests.captures import FOLDER, share
 from tests.pool import Pool
-from tests.warm_python import WarmPython
+from tests.warm_python import OWNER, WarmPython
 
 install()
 
@@ -30,6 +30,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 def pytest_configure(config: pytest.Config) -> None:
     if FOLDER not in os.environ:  # all processes of this run inherit it
         os.environ[FOLDER] = tempfile.mkdtemp(prefix="captures-")
+        os.environ[OWNER] = str(os.getpid())
         config.add_cleanup(lambda: shutil.rmtree(os.environ.pop(FOLDER)))
 
 
@@ -46,6 +47,7 @@ def pytest_collection_finish() -> None:
         from tests.seeding import spare_absent_devices
 
         spare_absent_devices()
+        share()
     gc.collect()
     gc.freeze()
 
@@ -62,17 +64,15 @@ def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def pool() -> Iterator[Pool]:
-    """Processes with torch imported, shared by all tests; started when the first test needs them."""
-    made = Pool(["torch", "runtime.train.training", "tests.runtime.warm"])
-    yield made
-    made.close()
+def warm_python() -> WarmPython:
+    """Programs that a test starts have torch imported from the first; `bin` holds them."""
+    return WarmPython(Path(os.environ[FOLDER]))
 
 
 @pytest.fixture(scope="session")
-def warm_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPython]:
-    """Programs that a test starts have torch imported from the first; `bin` holds them."""
-    made = WarmPython(tmp_path_factory.mktemp("warm"))
+def pool(warm_python: WarmPython) -> Iterator[Pool]:
+    """Processes with torch imported, shared by all tests; started when the first test needs them."""
+    made = Pool(["tests.runtime.warm"], warm_python.python)
     yield made
     made.close()
 

@@ -37,11 +37,11 @@ class _Worker(NamedTuple):
 class Pool:
     """`run("package.module:function", argument)` calls function(rank, ranks, rendezvous, **arguments) on each."""
 
-    def __init__(self, preload: Sequence[str]) -> None:
+    def __init__(self, preload: Sequence[str], python: str | Path = sys.executable) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="pool-")
         self._listener = Listener(str(Path(self._folder.name) / "pool"))
         self._server = subprocess.Popen(
-            [sys.executable, "-m", "tests.pool", str(self._listener.address), *preload],
+            [str(python), "-m", "tests.pool", str(self._listener.address), *preload],
             cwd=Path(__file__).parents[1],
             stdout=subprocess.PIPE,
             env={**os.environ, "OMP_NUM_THREADS": "1"},

@@ -1,9 +1,10 @@
 """A Python that starts at once: what the package imports is loaded in one server, and programs are forked from it.
 
-`WarmPython(folder)` starts the server and fills `folder/bin` with `python` and the commands of the package. Each hands
-its arguments, environment, folder and streams to the server and ends as the program does that is forked there, by the
-same status or signal; signals are handed on, and the program dies with it. What such a program starts by
-`sys.executable` is forked as well. A model is captured, and a rank forked, as ever: only imports are spared.
+`WarmPython(folder)` starts the server, unless another process of the test run has done so, and fills `folder/bin` with
+`python` and the commands of the package. Each hands its arguments, environment, folder and streams to the server and
+ends as the program does that is forked there, by the same status or signal; signals are handed on, and the program
+dies with it. What such a program starts by `sys.executable` is forked as well. A rank is forked as ever; a model that
+another process of the run has captured is read from `tests.captures`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import fcntl
 import gc
 import importlib
 import json
@@ -39,13 +41,22 @@ LOADED = (
     "planner.measure.timing",
     "planner.milp.question",
     "runtime.spatial",
+    "tests.captures",
 )
+OWNER = "SHARDWRIGHT_TEST_OWNER"  # of the environment: the process whose end is that of the test run
 PR_SET_PDEATHSIG = 1
 LIBC = ctypes.CDLL(None, use_errno=True)
+FLAGS = ("-P", "-W", "-u")  # before a module, code or a file
 HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 CLIENT = """\
 #!{python} -IS
 import json, os, signal, socket, sys
+words = sys.argv[1:]
+while words and words[0] in {flags}:
+    del words[: 2 if words[0] == "-W" else 1]
+named = os.path.basename(sys.argv[0]) == "python"
+if named and (not words or words[0].startswith("-") and words[0] not in ("-c", "-m")):
+    os.execv({python!r}, [{python!r}, *sys.argv[1:]])  # knows all flags
 server = socket.socket(socket.AF_UNIX)
 server.connect({address!r})
 for number in {signals}:
@@ -63,45 +74,62 @@ os._exit(ended[1] if ended else 1)
 
 
 class WarmPython:
+    """The programs of a folder, and the server behind them: it ends with the process that owns the test run."""
+
     def __init__(self, folder: Path) -> None:
-        address = str(folder / "warm.sock")
         self.bin = folder / "bin"
-        self.bin.mkdir()
         self.python = self.bin / "python"
+        owner = os.environ.get(OWNER, str(os.getpid()))
+        with (folder / "warm.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not self.bin.exists():
+                self._start(folder, owner)
+
+    def _start(self, folder: Path, owner: str) -> None:
+        """Starts the server as nobody's child, since whoever comes first may end before the others."""
+        words = [sys.executable, "-m", "tests.warm_python", str(folder), owner]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        subprocess.run(words, cwd=Path(__file__).parents[1], env=environment, stdout=subprocess.DEVNULL)
+        assert (folder / "ready").exists(), f"no warm process; see {folder}/warm.log"
         numbers = tuple(map(int, HANDED_ON))
+        self.bin.mkdir()
         for name in ("python", *COMMANDS):
             client = self.bin / name
-            client.write_text(CLIENT.format(python=sys.executable, address=address, signals=numbers))
-            client.chmod(0o755)
-        with (folder / "warm.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.warm_python", address, str(self.python)],
-                stdin=subprocess.PIPE,  # its end is ours
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-                cwd=Path(__file__).parents[1],
+            address = str(folder / "warm.sock")
+            client.write_text(
+                CLIENT.format(python=sys.executable, address=address, signals=numbers, flags=FLAGS)
             )
-        assert self._process.stdout is not None
-        assert self._process.stdout.readline(), f"no warm process; see {folder}/warm.log"
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.communicate()
+            client.chmod(0o755)
 
 
-def serve(address: str, python: str) -> None:
+def start(folder: Path, owner: int) -> None:
+    """Returns when the server of a folder takes programs, or has ended: it is a child of nobody by then."""
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        os.close(reader)
+        os.setsid()
+        with (folder / "warm.log").open("ab") as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+        serve(folder, os.pidfd_open(owner), writer)
+        os._exit(0)
+    os.close(writer)
+    os.read(reader, 1)
+
+
+def serve(folder: Path, owner: int, ready: int) -> None:
     _load()
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(address)
+    listener.bind(str(folder / "warm.sock"))
     listener.listen(64)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    sys.executable = python
+    sys.executable = str(folder / "bin" / "python")
     sys.path[:] = [entry for entry in sys.path if entry not in ("", os.getcwd())]
     gc.collect()
     gc.freeze()
-    print("ready", flush=True)
-    while listener in select.select([listener, sys.stdin], [], [])[0]:
+    (folder / "ready").touch()
+    os.close(ready)
+    while listener in select.select([listener, owner], [], [])[0]:
         client, _ = listener.accept()
         with client:
             if os.fork() == 0:
@@ -201,16 +229,20 @@ def _status(act: Callable[..., object], *arguments: object) -> int:
 
 def _run(argv: list[str]) -> None:
     name, words = Path(argv[0]).name, argv[1:]
+    importlib.import_module("tests.captures").share()
     sys.path[:0] = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     if name in COMMANDS:
         sys.argv = argv
         sys.exit(getattr(importlib.import_module("shardwright"), COMMANDS[name])())
     safe = False
-    while words and words[0] in ("-P", "-W"):
-        if words.pop(0) == "-P":
+    while words and words[0] in FLAGS:
+        flag = words.pop(0)
+        if flag == "-P":
             safe = True
-        else:
+        elif flag == "-W":
             warnings.simplefilter(words.pop(0))  # type: ignore[arg-type]
+        else:
+            sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
     what = words.pop(0)
     if what == "-m":
         sys.path[:0] = [] if safe else [os.getcwd()]
@@ -229,4 +261,4 @@ def _run(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    serve(*sys.argv[1:])
+    start(Path(sys.argv[1]), int(sys.argv[2]))

@@ -38,6 +38,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import inf
 from typing import Literal
 
 import numpy as np
@@ -53,6 +54,8 @@ TOLERANCE = 1e-6  # relative tolerance of the solvers
 _UNITS = 1000.0  # units of time in the limit
 _ROUNDS = 30
 Solver = Literal["highs", "cbc"]
+Status = Literal["optimal", "stopped", "infeasible"]
+Before = dict[int, pulp.LpVariable | pulp.LpAffineExpression]  # of a boundary, by layer
 
 
 @dataclass(kw_only=True)
@@ -69,7 +72,7 @@ class OpenConfiguration:
 class ProgramOutcome:
     """The best cut of the program, its simulated time, the lower bound, and the size of the program."""
 
-    status: Literal["optimal", "stopped", "infeasible"]
+    status: Status
     part: int  # the number of the configuration; -1 without an answer
     cut: IntArray
     ns: int  # simulated, of `cut`
@@ -84,7 +87,7 @@ class _Columns:
     """The variables of one configuration."""
 
     shape: pulp.LpVariable
-    before: list[dict[int, pulp.LpVariable | pulp.LpAffineExpression]]  # [boundary][layer]
+    before: list[Before]  # [boundary][layer]
     arcs: list[dict[tuple[int, int], pulp.LpVariable]]  # [stage][begin, end]
 
 
@@ -109,7 +112,7 @@ def program(parts: Sequence[OpenConfiguration], limit_ns: int) -> tuple[pulp.LpP
 
 def _columns(c: int, box: Box) -> _Columns:
     shape = pulp.LpVariable(f"s_{c}", cat="Binary")
-    before: list[dict[int, pulp.LpVariable | pulp.LpAffineExpression]] = []
+    before: list[Before] = []
     arcs = []
     for p in range(len(box.low)):
         window = box.window(p).tolist()
@@ -164,9 +167,7 @@ def flow(model: pulp.LpProblem, box: Box, own: _Columns) -> None:
             model += pulp.lpSum(entering.get(j, [])) == _exactly(own.before[p + 1], j)
 
 
-def _exactly(
-    before: dict[int, pulp.LpVariable | pulp.LpAffineExpression], j: int
-) -> pulp.LpVariable | pulp.LpAffineExpression:
+def _exactly(before: Before, j: int) -> pulp.LpVariable | pulp.LpAffineExpression:
     return before[j] - before[j - 1] if j - 1 in before else before[j]
 
 
@@ -207,32 +208,32 @@ def _sum(box: Box, own: _Columns, p: int, cost: FloatArray) -> pulp.LpAffineExpr
 
 
 def solve(
-    parts: Sequence[OpenConfiguration], limit_ns: int, *, nodes: int, solver: Solver | None = None
+    parts: Sequence[OpenConfiguration],
+    limit_ns: int,
+    *,
+    nodes: int,
+    work_ns: float = inf,
+    solver: Solver | None = None,
 ) -> ProgramOutcome:
     """Finds the best cut of these configurations that takes at most `limit_ns`, by program and simulator in turn.
 
-    Args: `nodes` limits each run of the solver; `parts` gain rows and known cuts as it proceeds.
+    Args: `nodes` limits each run of the solver, `work_ns` all of them; `parts` gain rows and known cuts as it proceeds.
     Returns: the outcome, in simulated nanoseconds; `part` is -1 where no cut was found.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # PuLP 3 announces what PuLP 4 will rename
-        return _solve(parts, limit_ns, nodes, solver)
-
-
-def _solve(
-    parts: Sequence[OpenConfiguration], limit_ns: int, nodes: int, solver: Solver | None
-) -> ProgramOutcome:
     chosen = solver or ("highs" if pulp.HiGHS(msg=False).available() else "cbc")
     best: tuple[int, int, IntArray] | None = None
-    least = 0.0
-    rounds = 0
-    while rounds < _ROUNDS:
+    rounds, least, meter = 0, 0.0, parts[0].box.problem.meter
+    stop_ns = meter.spent_ns + work_ns
+    while rounds < _ROUNDS and (rounds == 0 or meter.spent_ns < stop_ns):
         rounds += 1
-        model, columns = program(parts, limit_ns)
-        status, bound = _run(model, chosen, nodes)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # PuLP 3 announces what PuLP 4 will rename
+            model, columns = program(parts, limit_ns)
+            status, bound = _run(model, chosen, nodes)
+            variables, rows = len(model.variables()), len(model.constraints)
+            meter.programmed(_iterations(model), rows, sum(map(len, model.constraints.values())))
         least = max(least, min(bound, _UNITS) * limit_ns / _UNITS)
-        found = _cut(columns) if status != "infeasible" else None
-        if found is None:
+        if status == "infeasible" or (found := _cut(columns)) is None:
             break
         c, cut = found
         part = parts[c]
@@ -254,15 +255,13 @@ def _solve(
         cut=cut,
         ns=ns,
         bound_ns=least,
-        variables=len(model.variables()),
-        rows=len(model.constraints),
+        variables=variables,
+        rows=rows,
         rounds=rounds,
     )
 
 
-def _run(
-    model: pulp.LpProblem, solver: Solver, nodes: int
-) -> tuple[Literal["optimal", "stopped", "infeasible"], float]:
+def _run(model: pulp.LpProblem, solver: Solver, nodes: int) -> tuple[Status, float]:
     """Returns status and lower bound. PuLP calls a stopped run optimal; its solution status does not."""
     if solver == "highs":
         return _run_highs(model, nodes)
@@ -273,9 +272,7 @@ def _run(
     return ("infeasible", _UNITS) if infeasible else ("stopped", 0.0)
 
 
-def _run_highs(
-    model: pulp.LpProblem, nodes: int
-) -> tuple[Literal["optimal", "stopped", "infeasible"], float]:
+def _run_highs(model: pulp.LpProblem, nodes: int) -> tuple[Status, float]:
     solver = pulp.HiGHS(msg=False, threads=1, gapRel=0.0, mip_max_nodes=nodes, mip_abs_gap=0.0)
     try:
         model.solve(solver)
@@ -289,12 +286,15 @@ def _run_highs(
     return "stopped", bound
 
 
+def _iterations(model: pulp.LpProblem) -> int:
+    """Returns the iterations of the run; as many as there are rows where the solver does not tell."""
+    solver = getattr(model, "solverModel", None)
+    return len(model.constraints) if solver is None else int(solver.getInfo().simplex_iteration_count)
+
+
 def _cut(columns: Sequence[_Columns]) -> tuple[int, IntArray] | None:
     for c, own in enumerate(columns):
-        if (own.shape.varValue or 0.0) > 0.5:
-            arcs = [
-                next((a for a, x in stage.items() if (x.varValue or 0.0) > 0.5), None) for stage in own.arcs
-            ]
-            if all(a is not None for a in arcs):
-                return c, np.array([0, *(a[1] for a in arcs if a is not None)], np.int64)
+        chosen = [[arc for arc, x in stage.items() if (x.varValue or 0.0) > 0.5] for stage in own.arcs]
+        if (own.shape.varValue or 0.0) > 0.5 and all(chosen):
+            return c, np.array([0, *(arcs[0][1] for arcs in chosen)], np.int64)
     return None

@@ -64,6 +64,7 @@ SILENT = 0.05  # that share
 BOXES = 100  # of one configuration at first, divided by its depth
 NODES = 3000  # boxes of one configuration in a turn at most, divided by its depth
 PROGRAM_NODES = 2000  # of the mixed-integer program
+PROGRAM = 0.25  # as much as this share of the work allowed, behind it, is for the program
 PROGRAM_ARCS = 3000  # beyond, the program is left unwritten and the bound of the tree stands alone
 FILTERED_ARCS = 60_000  # beyond, arcs are not filtered for the program either: too many would be left
 ALONE_NS = 3e9  # work that the proof of the best plan's configuration alone may do

@@ -60,6 +60,12 @@ class EndSignals:
         return STATES[self._number], cause
 
 
+def _gone(paths: Paths) -> tuple[str, str] | None:
+    """Returns the end of a run that has no folder to write to, so that its ranks wait for none of them."""
+    gone = runfolder.removed(paths)
+    return None if gone is None else (gone.state, gone.cause)
+
+
 def main(folder: str, parent: str) -> int:
     """Runs all attempts of a run and writes its outcome and result.
 
@@ -90,7 +96,7 @@ def main(folder: str, parent: str) -> int:
         tries.append(begun)
         note_attempt(paths, begun)
         ranks = rank_main(paths, again, plan, model)
-        outcome = supervise(paths, len(plan.places), job.deadline_s, ranks, told)
+        outcome = supervise(paths, len(plan.places), job.deadline_s, ranks, lambda: told() or _gone(paths))
         if (gone := runfolder.removed(paths)) is not None:
             print(gone.cause, flush=True)
             return gone.status

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from functools import partial
 from queue import SimpleQueue
 from threading import Lock, Thread, current_thread
+from traceback import clear_frames
 from typing import NamedTuple
 
 import torch
@@ -59,16 +60,24 @@ def _end(jobs: SimpleQueue[_Job | None], thread: Thread) -> None:
 def _serve(jobs: SimpleQueue[_Job | None]) -> None:
     """Runs jobs until nobody can launch any more; what fails tells whoever waits for it."""
     while (job := jobs.get()) is not None:
-        done = job.done
-        try:
-            job.run()
-            if job.ended is not None:
-                job.ended()
-        except Exception as error:
-            done.set_exception(error)
-        else:
-            del job  # its tensors are gone before whoever waits makes others
+        done, failed = job.done, _failure(job)
+        del job  # its tensors and its communicator are gone before whoever waits goes on
+        if failed is None:
             done.set_result(None)
+        else:
+            clear_frames(failed.__traceback__)  # they would keep a communicator on which others wait
+            done.set_exception(failed)
+
+
+def _failure(job: _Job) -> Exception | None:
+    """Does a job, and returns the error that ended it."""
+    try:
+        job.run()
+        if job.ended is not None:
+            job.ended()
+    except Exception as error:
+        return error
+    return None
 
 
 class NamedSum:
@@ -92,11 +101,11 @@ class NamedSum:
             line.launch(partial(run, part), told) for (line, run), part in zip(self._runs, parts, strict=True)
         ]
 
-        def wait() -> None:
-            for each in under_way:
+        def ended_all() -> None:
+            for each in wait(under_way, return_when=FIRST_EXCEPTION).done:
                 each.result()
 
-        return wait
+        return ended_all
 
 
 class _Last:

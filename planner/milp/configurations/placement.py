@@ -6,7 +6,7 @@ One pipeline stands for all: where replicas differ, the slowest of them counts.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations, pairwise
@@ -129,8 +129,13 @@ class PlacementCosts:
         """
         key = _placement_key(configuration)
         if key not in self._placements:
-            self._placements[key] = mesh(self, configuration, device)
+            self._placements[key] = _placed(self, configuration, device)
         return self._placements[key]
+
+    def paces(self, device: str) -> frozenset[float]:
+        """Returns what devices take, as multiples of the times of the one that was profiled, `device`."""
+        profiled = _profiled_rate(self.cluster, device)
+        return frozenset(_slowness(group, profiled) for group in self.cluster.nodes)
 
     def worker_sums(
         self, configuration: Configuration, groups: WorkerGroups, *, tied: bool = False
@@ -152,10 +157,6 @@ class PlacementCosts:
     def column_sums(self, configuration: Configuration) -> tuple[Sum, ...]:
         """Returns the all-reduces over the replicas of a configuration, one for each worker."""
         return self.worker_sums(configuration, tuple((w,) for w in range(configuration.workers)))
-
-    def typical_sum(self, configuration: Configuration) -> Sum:
-        """Returns the all-reduce over the replicas of the first worker: to guess by, not to bound by."""
-        return self.worker_sums(configuration, ((0,),))[0]
 
     def spatial_group(self, configuration: Configuration) -> Group:
         """Returns the worst of the groups that share a sample.
@@ -222,23 +223,19 @@ class PlacementCosts:
         return min((transfer_s(self.cluster, a, b, size) * NS_PER_S for a, b in self.apart), default=0.0)
 
 
-def mesh(machines: PlacementCosts, shape: Configuration, device: str) -> Placement:
-    """Returns where a configuration is placed, and what it finds there.
-
-    Args: `device` is the name of the profiled device, whose times have the slowness 1.
-    Returns: of the ranks of a worker, the slowest device, the slowest links and the least memory.
-    """
+def _placed(machines: PlacementCosts, shape: Configuration, device: str) -> Placement:
+    """Returns of the ranks of each worker the slowest device, the slowest links and the least memory."""
     cluster, grid = machines.cluster, machines.grid(shape)
     columns = [[row[w] for row in grid] for w in range(shape.workers)]
     latency, byte = _links(cluster, columns)
     groups = [[cluster.groups[place.node] for place in column] for column in columns]
-    slow = slowness_on(cluster, device)
+    profiled = _profiled_rate(cluster, device)
     tightest = [min(column, key=lambda g: g.limit_bytes) for column in groups]
     return Placement(
         grid=grid,
         latency_ns=latency,
         byte_ns=byte,
-        slowness=tuple(max(map(slow, column)) for column in groups),
+        slowness=tuple(max(_slowness(g, profiled) for g in column) for column in groups),
         capacity_bytes=tuple(g.capacity_bytes for g in tightest),
         margin_bytes=tuple(g.margin_bytes for g in tightest),
     )
@@ -254,14 +251,18 @@ def _links(cluster: Cluster, columns: Sequence[Sequence[Slot]]) -> tuple[FloatAr
     racks = np.array(cluster.racks)[nodes]
     same_node = nodes[:, :, None] == nodes[:, None, :]
     same_rack = racks[:, :, None] == racks[:, None, :]
-    latency, byte = np.zeros((count, count)), np.zeros((count, count))
-    alone = all((g.devices_per_card or g.devices_per_node) == 1 for g in cluster.nodes)
-    for a, b in np.argwhere(~np.eye(count, dtype=np.bool_)).tolist():
-        sharers = 1 if alone else card_sharers(cluster, zip(columns[a], columns[b], strict=True))
-        for mask in (same_node, same_rack & ~same_node, ~same_rack):
-            if (replicas := np.flatnonzero(mask[:, a, b])).size:
-                start, slope = _line(cluster, columns[a][replicas[0]], columns[b][replicas[0]], sharers)
-                latency[a, b], byte[a, b] = max(latency[a, b], start), max(byte[a, b], slope)
+    latency, byte = np.zeros((2, count, count))
+    apart, sharers = ~np.eye(count, dtype=np.bool_), np.ones((count, count), np.int64)
+    if any((g.devices_per_card or g.devices_per_node) > 1 for g in cluster.nodes):
+        for a, b in np.argwhere(apart).tolist():
+            sharers[a, b] = card_sharers(cluster, zip(columns[a], columns[b], strict=True))
+    for mask in (same_node, same_rack & ~same_node, ~same_rack):
+        there = apart & mask.any(0)
+        for many in np.unique(sharers[there]).tolist():
+            own = there & (sharers == many)
+            replica, a, b = np.argwhere(mask & own)[0].tolist()
+            start, slope = _line(cluster, columns[a][replica], columns[b][replica], many)
+            latency[own], byte[own] = np.maximum(latency[own], start), np.maximum(byte[own], slope)
     return latency, byte
 
 
@@ -271,12 +272,10 @@ def _line(cluster: Cluster, a: Slot, b: Slot, sharers: int) -> tuple[float, floa
     return start * NS_PER_S, slope * NS_PER_S
 
 
-def slowness_on(cluster: Cluster, device: str) -> Callable[[NodeGroup], float]:
-    """Returns the function that gives a node's ratio of peak rates, at least 1; 1 where no rate is known."""
-    profiled = _profiled_rate(cluster, device)
-    return lambda group: (
-        1.0 if profiled is None or (own := _rate(group)) is None else max(1.0, profiled / own)
-    )
+def _slowness(group: NodeGroup, profiled: float | None) -> float:
+    """Returns the ratio of peak rates, at least 1; 1 where the catalogue does not know a rate."""
+    own = _rate(group)
+    return 1.0 if profiled is None or own is None else max(1.0, profiled / own)
 
 
 def _profiled_rate(cluster: Cluster, device: str) -> float | None:

@@ -36,6 +36,10 @@ class WorkMeter:
         """
         self.spent_ns += 2_000_000.0 + 500.0 * cells
 
+    def programmed(self, iterations: int, rows: int, cells: int) -> None:
+        """Counts a run of the mixed-integer program: writing it, and the iterations of its linear programs."""
+        self.spent_ns += 10_000.0 * cells + 160.0 * iterations * rows
+
     def priced(self, cells: int) -> None:
         self.spent_ns += 100_000.0 + 6.0 * cells
 

@@ -120,3 +120,12 @@ def layer_work(
         back, last = np.minimum(layers[Kind.I], whole), np.minimum(halves, whole)
     total = layers[Kind.F] + last + layers[Kind.R] * int(recompute)
     return LayerWork(forward=layers[Kind.F], back=back, last=last, total=total, splits=splits or mixes)
+
+
+def own_bytes(tables: Tables, *, shared: bool) -> IntArray:
+    """Returns gradient bytes of each layer; those of several layers count at the first if `shared`, else nowhere."""
+    found: IntArray = np.zeros(tables.layers, np.int64)
+    for parameter in tables.graph.trained:
+        if parameter.name not in tables.unsummed and (shared or len(set(parameter.users)) == 1):
+            found[min(tables.graph.index[name] for name in parameter.users)] += parameter.bytes
+    return found

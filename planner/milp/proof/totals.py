@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 
@@ -38,11 +39,12 @@ from planner.arrays import FloatArray, IntArray
 from planner.cluster import Sum
 from planner.cost import Tables
 from planner.milp.configurations.configurations import Configuration
-from planner.milp.configurations.placement import slowness_on
 from planner.milp.cut.unit_times import UnitFloors, shared_by
 from planner.milp.instance import Instance
-from planner.milp.proof.layer_work import LayerWork, Passed, layer_work
+from planner.milp.proof.layer_work import LayerWork, Passed, layer_work, own_bytes
 from planner.schedule import FAMILIES
+
+Bound = Literal["computed", "free", "summed"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,16 +69,13 @@ class TotalsBound:
         return self._works[key]
 
     def _slow(self, shape: Configuration) -> float:
-        """Returns what the fastest of the workers takes, as a multiple of the profiled device's times."""
-        place = self.instance.machines.placement
-        return min(self._alike or place(shape, self.instance.profile.device).slowness)
+        if len(self._paces) == 1:  # no need to know where the workers are
+            return min(self._paces)
+        return min(self.instance.machines.placement(shape, self.instance.profile.device).slowness)
 
     @cached_property
-    def _alike(self) -> tuple[float, ...]:
-        """Returns the slowness of all devices; nothing where they differ."""
-        cluster = self.instance.cluster
-        known = set(map(slowness_on(cluster, self.instance.profile.device), cluster.nodes))
-        return tuple(known) if len(known) == 1 else ()
+    def _paces(self) -> frozenset[float]:
+        return self.instance.machines.paces(self.instance.profile.device)
 
     @cached_property
     def units(self) -> UnitFloors:
@@ -125,8 +124,7 @@ class TotalsBound:
 
     def _lead_ns(self, shape: Configuration) -> float:
         """Returns the time of messages before a worker's first stage, on average."""
-        first = np.arange(shape.workers) // shape.pipes
-        return self._hop_ns(shape) * float(first.mean())
+        return self._hop_ns(shape) * float((np.arange(shape.workers) // shape.pipes).mean())
 
     def load_ns(self, shape: Configuration) -> float:
         """Returns the nanoseconds that a worker computes, on average, with what it waits for units behind nothing."""
@@ -142,32 +140,49 @@ class TotalsBound:
             each += 0.5 * float(_least(self.units.rows(shape), tables.gradients[0, -1:])[0])
         return each * shape.pipes / shape.workers
 
+    def computed_ns(self, shape: Configuration) -> float:
+        """Returns the bound of load, layer, chain, hops and heads, as if gradient sums and updates took nothing.
+
+        It holds for all variants whose replicas share something: they only add to what is computed.
+        """
+        return self._over("computed", shape, None)
+
     def free_ns(self, shape: Configuration, *, talking: bool | None = None) -> float:
         """Returns the bound of load, layer, chain, hops and heads, in nanoseconds.
 
         Args: `talking` asks for the cuts in which all neighbours talk, or for the others; None for both.
         """
-        asked = self._talking(shape) if talking is None else (talking,)
-        return min(self._free_ns(shape, each) for each in asked)
+        return self._over("free", shape, talking)
 
-    def _free_ns(self, shape: Configuration, talking: bool) -> float:
-        key, known = ("free", shape, talking), self.instance.kept.totals
+    def _over(self, what: Bound, shape: Configuration, talking: bool | None) -> float:
+        return min(
+            self._known(what, shape, each)
+            for each in (self._talking(shape) if talking is None else (talking,))
+        )
+
+    def _known(self, what: Bound, shape: Configuration, talking: bool) -> float:
+        """Returns a bound of one kind of cuts, worked out once."""
+        key, known = (what, shape, talking), self.instance.kept.totals
         if key not in known:
-            known[key] = self._freely(shape, talking)
+            find = {"computed": self._computed, "free": self._freely, "summed": self._summed}[what]
+            known[key] = find(shape, talking)
         return known[key]
 
     def _freely(self, shape: Configuration, talking: bool) -> float:
+        lead = self._lead_ns(shape) if shape.update == "barrier" and talking else 0.0
+        return max(self._known("computed", shape, talking), self.load_ns(shape) + self.step_ns(shape) + lead)
+
+    def _computed(self, shape: Configuration, talking: bool) -> float:
         work, barrier = self.work(shape), shape.update == "barrier"
         fullest = -(-shape.micros // shape.pipes)
         load = self.load_ns(shape)
-        least = max(load + self.step_ns(shape), self._longest(shape, fullest, talking))
+        least = max(load, self._longest(shape, fullest, talking))
         if not talking:
             return max(least, float(self.passed(shape).chain)) if barrier else least
         hop, ways = (self._hop_ns(shape), 1 if work.splits else 2) if barrier else (0.0, 0)
         least = max(least, float(work.chain) + 2 * hop * _hops(shape))
         if barrier:
-            lead = self._lead_ns(shape)
-            least = max(least, load + self.step_ns(shape) + lead, load + ways * lead)
+            least = max(least, load + ways * self._lead_ns(shape))
         if shape.pipes == shape.chunks == 1 and (barrier or not work.splits) and work.part > 1e-6:
             least = max(least, _heads(shape, work, ways * hop))
         return least
@@ -177,17 +192,10 @@ class TotalsBound:
 
         Args: `talking` as in `free_ns`.
         """
-        asked = self._talking(shape) if talking is None else (talking,)
-        return min(self._summed_ns(shape, each) for each in asked)
-
-    def _summed_ns(self, shape: Configuration, talking: bool) -> float:
-        key, known = ("summed", shape, talking), self.instance.kept.totals
-        if key not in known:
-            known[key] = self._summed(shape, talking)
-        return known[key]
+        return self._over("summed", shape, talking)
 
     def _summed(self, shape: Configuration, talking: bool) -> float:
-        least = self._free_ns(shape, talking)
+        least = self._known("free", shape, talking)
         sums = self.sums(shape) if shape.holders > 1 else ()
         if not sums:
             return least
@@ -226,9 +234,9 @@ class TotalsBound:
         return float(either.sum()) * shape.pipes / shape.workers
 
     def _own(self, tables: Tables, shared: bool) -> IntArray:
-        """Returns `_own_bytes`, worked out once."""
+        """Returns `own_bytes`, worked out once."""
         if (key := (tables.key, shared)) not in self._bytes:
-            self._bytes[key] = _own_bytes(tables, shared=shared)
+            self._bytes[key] = own_bytes(tables, shared=shared)
         return self._bytes[key]
 
     def _layer_ns(self, shape: Configuration, sums: tuple[Sum, ...]) -> float:
@@ -279,15 +287,6 @@ def _shares(count: int, compute: float, sums: float) -> tuple[FloatArray, FloatA
     grown = np.clip(compute / sums, 1e-3, 1e3) ** np.arange(count) if sums > 0 else np.eye(count)[-1]
     share = grown / grown.sum()
     return share[::-1].cumsum()[::-1], share.cumsum()
-
-
-def _own_bytes(tables: Tables, *, shared: bool) -> IntArray:
-    """Returns gradient bytes of each layer; those of several layers count at the first if `shared`, else nowhere."""
-    found: IntArray = np.zeros(tables.layers, np.int64)
-    for parameter in tables.graph.trained:
-        if parameter.name not in tables.unsummed and (shared or len(set(parameter.users)) == 1):
-            found[min(tables.graph.index[name] for name in parameter.users)] += parameter.bytes
-    return found
 
 
 def _least(sums: tuple[Sum, ...], size: IntArray) -> IntArray:

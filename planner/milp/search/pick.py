@@ -64,7 +64,7 @@ def _guessed(bound: TotalsBound, shape: Configuration) -> float:
     tables, work = bound.instance.tables(shape), bound.work(shape)
     bytes_a_worker = np.array([tables.summed[0, -1] * shape.pipes // shape.workers])
     machines, several = bound.instance.machines, shape.data * shape.spatial > 1
-    over = bound.units.columns(shape)[:1] if shape.held else (machines.typical_sum(shape),) * several
+    over = bound.units.columns(shape)[:1] if shape.held else machines.worker_sums(shape, ((0,),)) * several
     sums = sum(int(each.ns(bytes_a_worker)[0]) for each in over)
     wire = bound.instance.cluster_link_ns(tables.typical_crossing_bytes) if shape.workers > 1 else 0.0
     hops = 2 * (shape.stages - 1) * wire

@@ -210,7 +210,8 @@ def solve_program(state: SearchState) -> None:
     parts = [part for _, part in given if part is not None]
     if not parts:
         return
-    done = formulation.solve(parts, state.limit, nodes=state.effort.program_nodes)
+    work_ns = limits.PROGRAM * state.effort.work_ns
+    done = formulation.solve(parts, state.limit, nodes=state.effort.program_nodes, work_ns=work_ns)
     state.program = done
     if done.part >= 0:
         state.take(state.tried[parts[done.part].box.problem.shape], Answer(cut=done.cut, ns=done.ns))

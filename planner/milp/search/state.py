@@ -188,14 +188,13 @@ class SearchState:
         talking = [tried for tried in self.open if not tried.problem.silent]
         plain = [tried for tried in talking if not tried.problem.flagged]
         if len(plain) < len(talking):  # what is known without flags refutes most of what has them
-            self._take_further(
-                plain, self.effort.nodes, meter.spent_ns + limits.PLAIN * (most - meter.spent_ns)
-            )
+            share = limits.PLAIN * (most - meter.spent_ns)
+            self._take_further(plain, self.effort.nodes, meter.spent_ns + share)
         self._take_further(talking, self.effort.nodes, most)
         self._prove_silent()
         self.open = [tried for tried in self.open if self._left(tried)]
-        flagged = [tried for tried in self.open if tried.problem.flagged]
-        self._take_further(flagged, limits.CHOICES * self.effort.nodes, most)
+        most_nodes = limits.CHOICES * self.effort.nodes
+        self._take_further([x for x in self.open if x.problem.flagged], most_nodes, most)
         self.open = [tried for tried in self.open if self._left(tried)]
 
     def prove_alone(self, tried: ConfigurationState) -> None:
@@ -262,7 +261,9 @@ class SearchState:
 
     def promise_ns(self, shape: Configuration) -> float:
         """Returns the lower bound of a configuration and of the variants whose replicas share, which wait together."""
-        state = (replace(shape, shard=True),) if self.may_share(shape) else ()
+        if (least := self.floors.computed_ns(shape)) > self.limit - 1:
+            return least
+        state = [replace(shape, shard=True)] * self.may_share(shape)
         return min(map(self.least_ns, (shape, *state, *self.instance.by_element(shape))))
 
     def examine(self, shape: Configuration) -> bool:

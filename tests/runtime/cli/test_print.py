@@ -15,6 +15,8 @@ import shardwright as sw
 from runtime.launch import launch_inline, of
 from runtime.runfolder import Paths, losses_of
 
+pytestmark = pytest.mark.usefixtures("warm_starts")
+
 ROOT = Path(__file__).parents[3]
 PLAN = ROOT / "plans" / "mlp-two-stages.yaml"
 

@@ -25,6 +25,8 @@ from runtime.infer import InferFolder, InferRequest, InferStatus, prepared, run,
 from runtime.infer.storage import NpyVolume
 from runtime.infer.work import begin
 
+pytestmark = pytest.mark.usefixtures("warm_starts")
+
 MODEL = """
 import torch
 from torch import nn

@@ -15,6 +15,8 @@ from runtime.launch import Handle, handle, status
 from runtime.runfolder import unused
 from tests.runtime.readable import reads
 
+pytestmark = pytest.mark.usefixtures("warm_starts")
+
 PLAN = Path("plans/mlp-chimera.yaml")
 
 

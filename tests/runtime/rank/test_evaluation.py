@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -80,21 +81,22 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[float], list[f
     raise AssertionError
 
 
-def plans() -> Iterator[tuple[str, Plan]]:
-    yield "one process", plan_of(WORKLOAD, {}, workers=1, micros=4)
-    yield "pipeline", plan_of(WORKLOAD, {}, workers=2, micros=4)
-    yield "chunks, recomputed", plan_of(WORKLOAD, {}, family="zb-v", workers=2, micros=4, recompute=(1,))
-    yield "data", plan_of(WORKLOAD, {}, workers=1, micros=2, data=2)
-    yield "chimera", plan_of(WORKLOAD, {}, family="chimera", workers=2, micros=4)
-    yield "space", spatially(plan_of(WORKLOAD, {}, workers=1, micros=4), {0: (2,)}, 2)
-    yield "space and stages", spatially(plan_of(WORKLOAD, {}, workers=2, micros=4), {0: (2,), 1: ()}, 2)
+SHAPES: dict[str, Callable[[], Plan]] = {
+    "one process": partial(plan_of, WORKLOAD, {}, workers=1, micros=4),
+    "pipeline": partial(plan_of, WORKLOAD, {}, workers=2, micros=4),
+    "chunks, recomputed": partial(plan_of, WORKLOAD, {}, family="zb-v", workers=2, micros=4, recompute=(1,)),
+    "data": partial(plan_of, WORKLOAD, {}, workers=1, micros=2, data=2),
+    "chimera": partial(plan_of, WORKLOAD, {}, family="chimera", workers=2, micros=4),
+    "space": lambda: spatially(plan_of(WORKLOAD, {}, workers=1, micros=4), {0: (2,)}, 2),
+    "space and stages": lambda: spatially(plan_of(WORKLOAD, {}, workers=2, micros=4), {0: (2,), 1: ()}, 2),
+}
 
 
-@pytest.mark.parametrize("name", [name for name, _ in plans()])
+@pytest.mark.parametrize("name", SHAPES)
 def test_evaluations_between_steps_are_those_of_the_module_and_change_no_step(
     name: str, alone: tuple[list[float], list[float]], pool: Pool, tmp_path: Path
 ) -> None:
-    plan = dict(plans())[name]
+    plan = SHAPES[name]()
     trained, evaluated, state = told(pool, plan, tmp_path / "evaluated", 2)
     plain, _, same = told(pool, plan, tmp_path / "plain", 0)
     assert trained == pytest.approx(alone[0], rel=1e-10)

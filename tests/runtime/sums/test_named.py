@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Sequence
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from unittest.mock import patch
 
 import pytest
@@ -131,6 +133,31 @@ def lost(rank: int, ranks: int, rendezvous: Path, *, name: str) -> str:
 @pytest.mark.parametrize("name", ["ring", "direct", "rings 2", "colours 2"])
 def test_a_rank_that_goes_ends_the_sums_of_the_others(name: str, pool: Pool) -> None:
     assert pool.run(f"{HERE}:lost", 3, name=name)[:2] == ["RuntimeError"] * 2
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+def test_a_part_that_fails_ends_the_sum_at_once_and_its_error_keeps_no_communicator(broken: int) -> None:
+    class Communicator: ...
+
+    made, lasts = Communicator(), Event()
+    gone = weakref.ref(made)
+
+    def fails(part: Tensor, rail: Communicator) -> None:
+        raise RuntimeError("a rank has gone")
+
+    runs = [partial(fails, rail=made), lambda part: lasts.wait(60)]
+    own = NamedSum(runs if broken == 0 else runs[::-1])
+    del made, runs
+    gc.disable()  # nobody looks for garbage while others wait
+    try:
+        with pytest.raises(RuntimeError, match="a rank has gone") as told:
+            own.launch(torch.zeros(10))()
+        lasts.set()
+        del own
+        assert gone() is None
+    finally:
+        gc.enable()
+    assert told.value
 
 
 def test_who_waits_for_a_sum_of_several_parts_is_told_of_its_end_once() -> None:

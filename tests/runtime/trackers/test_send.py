@@ -20,6 +20,8 @@ from runtime.runfolder import Paths, losses_of
 from runtime.trackers import TRACKERS, send
 from tests.runtime.runfolder.test_metrics import line
 
+pytestmark = pytest.mark.usefixtures("warm_starts")
+
 PLAN = Path(__file__).parents[3] / "plans" / "mlp-two-stages.yaml"
 
 

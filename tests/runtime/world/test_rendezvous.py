@@ -18,6 +18,8 @@ from runtime.world import rendezvous as meeting
 from tests.pool import Pool
 from tests.runtime.test_equality import HERE, plan_of
 
+pytestmark = pytest.mark.usefixtures("warm_starts")
+
 
 def test_at_a_file_nothing_listens(pool: Pool) -> None:
     assert pool.run("tests.runtime.meetings:meet", 2, how="file") == [(True, []), (True, [])]

@@ -110,6 +110,25 @@ def test_no_cut_of_a_shape_is_faster_than_its_floor(seed: int) -> None:
             )
 
 
+@pytest.mark.parametrize("seed", part(range(SEEDS), DRAWN))
+def test_no_variant_whose_replicas_share_is_faster_than_what_is_computed(seed: int) -> None:
+    given = space(seed) if seed % 2 else branched(seed)
+    optimizer = replace(given.profile.optimizer, by_element=True)
+    given = replace(given, profile=replace(given.profile, optimizer=optimizer))
+    floors = TotalsBound(given)
+    for plain in posed(given, seed):
+        state = (replace(plain.shape, shard=True),) if plain.shape.holders > 1 else ()
+        for shape in (plain.shape, *state, *given.by_element(plain.shape)):
+            problem = given.problem(shape)
+            assert problem is not None
+            assert floors.computed_ns(plain.shape) <= floors.summed_ns(shape) + ROUNDING, str(shape)
+            every = cuts(problem)
+            if len(every):
+                assert floors.computed_ns(plain.shape) <= int(problem.times(every).min()) + ROUNDING, str(
+                    shape
+                )
+
+
 def branched(seed: int) -> Instance:
     """The question of a model in which many layers do not read the one before them."""
     given, rng = space(seed), random.Random(seed)
