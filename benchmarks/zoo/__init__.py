@@ -10,13 +10,14 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import NamedTuple
 
-from benchmarks.zoo import others, ours, pictures, torch_modules, transformers_types
+from benchmarks.zoo import others, ours, pictures, strangers, torch_modules, transformers_types
 from benchmarks.zoo.parts import Make
 
 
 class Family(NamedTuple):
     needs: tuple[str, ...]  # packages beside our own dependencies
     cases: Callable[[], dict[str, Make]]
+    ranks: bool = False  # cases also train under plans of two ranks, beside a plain loop
 
     def missing(self) -> list[str]:
         """Returns the packages that are not installed here."""
@@ -31,6 +32,7 @@ FAMILIES = {
     "monai": Family(("monai",), others.monai),
     "diffusers": Family(("diffusers",), others.diffusers),
     "peft": Family(("peft", "transformers"), others.peft),
-    "constructs": Family((), ours.constructs),
+    "constructs": Family((), ours.constructs, ranks=True),
+    "strangers": Family((), strangers.cases, ranks=True),
     "examples": Family((), ours.examples),
 }

@@ -22,7 +22,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from benchmarks.zoo.followed import SHAPES, Differs, close, costs_of, follow, plain_loop
 from benchmarks.zoo.parts import Make
+from benchmarks.zoo.strangers import OPTIMIZERS
 from planner.capture import Captured, StageModule, capture, check_training, cut, materialise
 from planner.capture.captured import attribute
 from planner.capture.stage_modules import whole
@@ -83,10 +85,6 @@ class Verdict:
 _RANK: list[Judgement] = ["equal", "refused", "no model", "WRONG", "CRASH"]
 
 
-class Differs(Exception):
-    """Two trainings or evaluations that should be the same are not."""
-
-
 @dataclass
 class Trained:
     """What a training leaves: losses of micro-batches, gradients of the first step, and the state at the end."""
@@ -97,11 +95,11 @@ class Trained:
     draws: bool = False  # random numbers
 
 
-def check(name: str, make: Make, *, plans: bool = True) -> Verdict:
+def check(name: str, make: Make, *, plans: bool = True, ranks: bool = False) -> Verdict:
     """Returns what is found of a case.
 
     Args: `make` makes the module with its batch and loss, the same at every call. Without `plans` no plan is made,
-        which is the slower half.
+        which is the slower half. With `ranks` it also trains under plans of two ranks, beside a plain loop.
     """
     start, findings, own = _cpu_s(), list[Finding](), list[Finding]()
     with _noting(own, "model", ours=False):
@@ -127,6 +125,8 @@ def check(name: str, make: Make, *, plans: bool = True) -> Verdict:
     if captured is not None and plans:
         with _noting(findings, "plan"):
             _planned(workload)
+    if captured is not None and by_itself is not None and ranks:
+        _followed(findings, workload)
     return Verdict(
         case=name,
         findings=tuple(findings),
@@ -154,8 +154,8 @@ def _noting(findings: list[Finding], step: str, ours: bool = True) -> Iterator[N
             said = f"{type(error).__name__}: {_first_line(error)}"
             findings.append(Finding(step=step, judgement="no model", said=said))
         elif isinstance(error, ShardwrightError):
-            place = re.search(r"\S+\.py:\d+", str(error)) or "module '" in str(error)
-            cured = bool(place) and "allowed: " in str(error)
+            place = re.search(r"\S+\.py:\d+|(module|parameter|loss holds) '", str(error))
+            cured = (bool(place) and "allowed: " in str(error)) or str(error).startswith("fix ")
             findings.append(Finding(step=step, judgement="refused", said=_first_line(error), cured=cured))
         else:
             said = f"{type(error).__name__}: {_first_line(error)} ({_ours(error)})"
@@ -190,7 +190,7 @@ def workload_of(name: str, make: Make) -> Workload:
         "build": build,
         "batch": batch,
         "loss": loss,
-        "optimizer": _optimizer,
+        "optimizer": OPTIMIZERS.get(name, _optimizer),
     }
     return Workload(name=name, where=name, arguments={}, functions=functions)
 
@@ -311,27 +311,10 @@ def _compare(who: str, have: Trained, want: Trained, captured: Captured, slack: 
     if have.gradients:
         if lacking := want.gradients.keys() ^ have.gradients.keys():
             raise Differs(f"{who}: gradients of one alone: {', '.join(sorted(lacking)[:3])}")
-        close(who, "gradient of", have.gradients, want.gradients, APART)
+        close(f"{who}: gradient of", have.gradients, want.gradients, APART)
     rows = {row.name for row in (*captured.graph.parameters, *captured.graph.buffers)}
     known = {name: x for name, x in want.after.items() if name in rows and name in have.after}
-    close(who, "after two steps,", have.after, known, slack * APART)
-
-
-def close(who: str, what: str, have: Mapping[str, Tensor], want: Mapping[str, Tensor], apart: float) -> None:
-    """Raises Differs; a tensor counts as at least a hundredth of the largest, since the gradient of a bias before a
-    normalisation is nothing but rounding."""
-    numbers = {n: x.to_dense() for n, x in want.items() if x.numel()}
-    largest = max((float(x.abs().max()) for x in numbers.values()), default=0.0)
-    for name, b in numbers.items():
-        a = have[name].to_dense()
-        scale = max(float(b.abs().max()), 1e-2 * largest)
-        far = (
-            float((a.to(b.dtype).double() - b.double()).abs().max())
-            if not b.is_complex()
-            else float((a - b).abs().max())
-        )
-        if not far <= apart * scale:
-            raise Differs(f"{who}: {what} '{name}' is {far / max(scale, 1e-30):.2g} apart")
+    close(f"{who}: after two steps,", have.after, known, slack * APART)
 
 
 def _runtime(
@@ -397,6 +380,14 @@ def _planned(workload: Workload) -> None:
     found = violations(plan, profile=costs, cluster=cluster)
     if found:
         raise Differs(f"the plan that plan gives, verify refuses: {found[0]}")
+
+
+def _followed(findings: list[Finding], workload: Workload) -> None:
+    with _noting(findings, "profile"):
+        costs, plain = costs_of(workload), plain_loop(workload)
+        for shape in SHAPES:
+            with _noting(findings, f"{shape} 2"):
+                follow(workload, costs, plain, shape)
 
 
 def two_devices() -> Cluster:

@@ -64,17 +64,17 @@ def serve(asks: IO[str], answers: IO[str]) -> None:
         family, case, seconds, plans = json.loads(line)
         if family not in known:
             known[family] = FAMILIES[family].cases()
-        answers.write(_forked(known[family][case], case, seconds, plans) + "\n")
+        answers.write(_forked(known[family][case], case, seconds, plans, FAMILIES[family].ranks) + "\n")
         answers.flush()
 
 
-def _forked(make: Make, case: str, seconds: float, plans: bool = True) -> str:
+def _forked(make: Make, case: str, seconds: float, plans: bool = True, ranks: bool = False) -> str:
     """Returns the verdict as JSON; of a process that died or took too long, that it did."""
     read, write = os.pipe()
     child = os.fork()
     if not child:
         os.close(read)
-        _alone(make, case, plans, write)
+        _alone(make, case, plans, ranks, write)
     os.close(write)
     said = _said(read, seconds)
     if said is None:
@@ -90,7 +90,7 @@ def _forked(make: Make, case: str, seconds: float, plans: bool = True) -> str:
     )
 
 
-def _alone(make: Make, case: str, plans: bool, write: int) -> None:
+def _alone(make: Make, case: str, plans: bool, ranks: bool, write: int) -> None:
     """Judges a case in the process that was forked for it, and ends that process."""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # standard output belongs to the answers
@@ -98,14 +98,14 @@ def _alone(make: Make, case: str, plans: bool, write: int) -> None:
         mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY_BYTES,) * 2)
         with os.fdopen(write, "w") as answer:
-            answer.write(json.dumps(asdict(_checked(make, case, plans))))
+            answer.write(json.dumps(asdict(_checked(make, case, plans, ranks))))
     finally:
         os._exit(0)
 
 
-def _checked(make: Make, case: str, plans: bool) -> Verdict:
+def _checked(make: Make, case: str, plans: bool, ranks: bool) -> Verdict:
     try:
-        return check(case, make, plans=plans)
+        return check(case, make, plans=plans, ranks=ranks)
     except BaseException as error:  # where the check itself fails, as without memory
         said = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]:.300}"
         return Verdict(case=case, findings=(Finding(step="all", judgement="CRASH", said=said),))

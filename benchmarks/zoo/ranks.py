@@ -5,11 +5,7 @@ No degree, schedule or micro-batch is fixed. Two steps of both have to give the 
 
 from __future__ import annotations
 
-import os
-import signal
 import tempfile
-import traceback
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -18,28 +14,18 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from benchmarks.zoo import FAMILIES
-from benchmarks.zoo.check import APART, LOSS_APART, PLACED, PLANNED_BATCH, STEPS, Differs, close, workload_of
+from benchmarks.zoo.check import PLANNED_BATCH, STEPS, workload_of
+from benchmarks.zoo.followed import TWO, Differs, by_ranks, compare_runs
 from benchmarks.zoo.parts import Case, Make, squares
-from planner.capture import capture
-from planner.cluster import Cluster, Link, Links, NodeGroup
 from planner.measure import profile
 from planner.milp import Question, solve
 from planner.plan import Plan
 from planner.verify import violations
-from planner.workload import Workload
-from runtime import checkpoint as checkpoints
 from runtime.cli import backward_split
 from runtime.launch import launch_inline
-from runtime.runfolder import Paths, steps_of
-from runtime.train import Model, job_of, prepare, train_rank
+from runtime.runfolder import Paths
 
 MICROS = (1, 2, 4)
-# Links of hardly any cost, since else small models are fastest on one device.
-TWO = Cluster(
-    name="two-ranks",
-    nodes=(NodeGroup(count=1, device="cpu", devices_per_node=2),),
-    links=Links(node=Link(latency_s=1e-8, bandwidth_bytes_per_s=1e13)),
-)
 
 
 class Unused(nn.Module):
@@ -99,48 +85,8 @@ def trained_by_ranks(name: str, make: Make) -> Plan:
     if found := violations(plan, profile=costs, cluster=TWO):
         raise Differs(f"the plan that plan gives, verify refuses: {found[0]}")
     with tempfile.TemporaryDirectory() as folder:
-        together = _ranks(plan, workload, Path(folder) / "together")
+        together = by_ranks(plan, workload, Path(folder) / "together", STEPS)
         alone = Path(folder) / "alone"
         launch_inline(plan, alone, steps=STEPS, workload=workload)
-        _compare(together, Paths(alone))
+        compare_runs("two ranks", together, Paths(alone))
     return plan
-
-
-def _ranks(plan: Plan, workload: Workload, folder: Path) -> Paths:
-    """Trains in a process for each rank; each is forked, since the workload lives in this one alone."""
-    model = Model(plan, workload, capture(workload, micro=MICROS))
-    paths, job = prepare(model, folder, job_of(plan, STEPS, {}))
-    left = {_forked(partial(train_rank, paths, job, model, rank)) for rank in range(len(plan.places))}
-    while left:
-        done, status = os.wait()
-        left.discard(done)
-        if status:
-            for other in left:
-                os.kill(other, signal.SIGKILL)
-                os.waitpid(other, 0)
-            raise Differs("a rank failed under the plan of the free solver")
-    return paths
-
-
-def _forked(run: Callable[[], None]) -> int:
-    """Returns the number of a process that runs a function and ends; its status is 1 where that raises."""
-    child = os.fork()
-    if not child:
-        try:
-            run()
-            os._exit(0)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(1)
-    return child
-
-
-def _compare(together: Paths, alone: Paths) -> None:
-    losses = [[row.loss for row in steps_of(paths).values()] for paths in (together, alone)]
-    for step, (a, b) in enumerate(zip(*losses, strict=True), 1):
-        if abs(a - b) > PLACED * LOSS_APART * max(abs(b), 1e-3):
-            raise Differs(f"the loss of step {step} is {a:.9g}, in one process {b:.9g}")
-    states = [checkpoints.latest(paths.checkpoints) for paths in (together, alone)]
-    assert states[0] is not None and states[1] is not None, "a run leaves a checkpoint"
-    close("two ranks", "after two steps,", states[0].whole(), states[1].whole(), PLACED * APART)

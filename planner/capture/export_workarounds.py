@@ -5,6 +5,7 @@
   it, as `whole_calls.py` says.
 - A SyncBatchNorm looks for the process group that runs at the time. It is traced as a plain one and marked; the plan
   says who its peers are.
+- Distributions check the values of their parameters, and are not asked to.
 - Axes that are a range of numbers, made a tensor and a list again as in monai's losses, are known without the tensor.
 """
 
@@ -13,16 +14,19 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch._functorch import eager_transforms
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from planner.capture.traced_graph import SYNCHRONISED, Traced
 from planner.capture.whole_calls import WholeCalls
 from planner.errors import BadInput
+
+LEVELS = ("grad_increment_nesting", "jvp_increment_nesting")  # of torch.func, by which all gradients begin
 
 
 @contextlib.contextmanager
@@ -38,6 +42,7 @@ def exportable(module: nn.Module) -> Iterator[Callable[[Traced], None]]:
         WholeCalls() as functions,
         _listed_ranges(),
         _refusing_gradients(),
+        _unvalidated(),
         _refusing_last_gradients(module),
     ):
 
@@ -50,25 +55,52 @@ def exportable(module: nn.Module) -> Iterator[Callable[[Traced], None]]:
         yield restore
 
 
+INSIDE = "a loss of outputs; or the call within a module that is taken as it is, by its path in opaque = ['path.of.a.module']"
+
+
 @contextlib.contextmanager
 def _refusing_gradients() -> Iterator[None]:
-    """Refuses gradients that the user's code asks for, which a graph of forwards alone has no place for."""
+    """Refuses gradients that the user's code asks for, which a graph of forwards alone has no place for.
+
+    Those of torch.func all begin with a level of their own, under which a trace would note what holds inside alone.
+    """
     original: Callable[..., object] = torch.autograd.grad
+    levels = {name: getattr(eager_transforms, name) for name in LEVELS}
 
     def asked(*given: object, **named: object) -> object:
         if str(sys._getframe(1).f_globals.get("__name__")).startswith("torch."):
             return original(*given, **named)
         raise BadInput(
             "torch.autograd.grad is called, as for a gradient penalty; gradients are known after the last stage alone",
-            allowed="a loss of outputs; or the call within a module that is taken as it is, by its path in "
-            "opaque = ['path.of.a.module']",
+            allowed=INSIDE,
+        )
+
+    def transformed(*_: object) -> NoReturn:
+        raise BadInput(
+            "forward() takes a gradient by torch.func; gradients are known after the last stage alone",
+            allowed=f"the gradient as a formula; {INSIDE}",
         )
 
     try:
         torch.autograd.grad = asked  # type: ignore[assignment]
+        for name in LEVELS:
+            setattr(eager_transforms, name, transformed)
         yield
     finally:
         torch.autograd.grad = original  # type: ignore[assignment]
+        for name, level in levels.items():
+            setattr(eager_transforms, name, level)
+
+
+@contextlib.contextmanager
+def _unvalidated() -> Iterator[None]:
+    """Leaves out the checks of distributions, which read the values of their parameters and compute nothing."""
+    kind, checked = torch.distributions.Distribution, torch.distributions.Distribution._validate_args
+    try:
+        kind.set_default_validate_args(False)
+        yield
+    finally:
+        kind.set_default_validate_args(checked)
 
 
 @contextlib.contextmanager

@@ -140,7 +140,8 @@ class _Flatten:
                 found[name] = self._constant(spec.target or name, name)
             else:
                 raise BadInput(
-                    f"the module holds a {role.lower()}, which cannot be cut",
+                    f"forward() uses a {role.lower()}, as a generator of one's own is, which cannot be cut",
+                    where=self._place_of_user(name),
                     allowed="tensors; and torch's own generator, without generator= in forward()",
                 )
         return found

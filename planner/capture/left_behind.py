@@ -1,8 +1,7 @@
 """Lists what forward and loss can reach in Python, so that one pass can be compared with the next, and undone.
 
-Reached are the attributes of all modules, what these hold, the attributes of their classes, the variables that
-functions close over, and the globals that the user's own functions name. Each value is a word under a path. Tensors
-are words of their type and shape alone: who reads them across passes is seen by `across.py`.
+Reached are the attributes of all modules and their classes, what these hold, the variables that functions close over,
+and the globals that the user's own functions name. Each value is a word under a path; of tensors, type and shape alone.
 """
 
 from __future__ import annotations
@@ -50,6 +49,11 @@ class Reachable:
         while self._open and len(self._met) < MOST:
             self._visit(*self._open.pop())
 
+    def of_loss(self) -> list[str]:
+        """Returns the paths of parameters that train and that the loss alone holds."""
+        held = ((path, x) for path, (x, _) in self._tensors.items() if isinstance(x, nn.Parameter))
+        return [path for path, x in held if path.startswith("loss") and x.requires_grad]
+
     def undo(self) -> None:
         """Puts back what was reachable as it was, but for generators, which Python cannot wind back."""
         for put_back in self._undo:
@@ -66,10 +70,7 @@ class Reachable:
         return [f"'{path}' ({was[path]}, then {now[path]})" for path in sorted(found, key=len)]
 
     def written(self, later: Reachable) -> list[str]:
-        """Returns the paths of tensors that were replaced or written since.
-
-        Args: `later` lists the same module after some passes.
-        """
+        """Returns the paths of tensors that were replaced or written until `later`."""
         return [
             path
             for path, (tensor, version) in later._tensors.items()

@@ -50,10 +50,12 @@ def meter_of(device: torch.device) -> MemoryMeter:
 
 
 def storage_of(tensor: Tensor) -> int:
-    """Returns a key of the storage that a tensor lies in, which views of one tensor share.
+    """Returns a key of the storage that a tensor lies in, which views of one tensor share; of a sparse one, its values.
 
     Returns: a number that is free for another storage once this one is gone.
     """
+    if tensor.layout == torch.sparse_coo:
+        tensor = tensor._values()
     key: int = tensor.untyped_storage()._cdata
     return key
 
@@ -90,10 +92,10 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         given: set[int] = set()
         if self._only_made:
-            given = {storage_of(x) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+            given = {storage_of(x) for x in tree_leaves((args, kwargs)) if _has_storage(x)}
         result = function(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor) and storage_of(tensor) not in given:
+            if _has_storage(tensor) and storage_of(tensor) not in given:
                 self._count(tensor)
         return result
 

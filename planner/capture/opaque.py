@@ -265,7 +265,7 @@ def _watch(
     for path in paths:
         watch(path)
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), refusing_draws():
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), refusing_draws(copied):
             outputs = call(copied, given[0])
             if LOSS in parts and parts[LOSS] is copied_loss:
                 copied_loss(outputs, given[1])

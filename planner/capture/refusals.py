@@ -28,7 +28,7 @@ CURES: tuple[tuple[str, str], ...] = (
     ),
     (r"past_key_value|DynamicCache|use_cache", "use_cache=False in the model's configuration"),
     (
-        r"pack_padded_sequence|PackedSequence|_pack_padded|pad_packed|max_batch_size",
+        r"pack_padded_sequence|PackedSequence|_pack_padded|pad_packed|max_batch_size|hx = torch\.zeros\(",
         "padded sequences, with a mask where the loss must not see the padding",
     ),
     (r"nested_tensor|NestedTensor", "padded tensors with a mask in the place of nested tensors"),
@@ -39,6 +39,10 @@ CURES: tuple[tuple[str, str], ...] = (
     (
         r"found at least two devices",
         "all tensors of the model on the device of its parameters, as parameters or buffers that move with it",
+    ),
+    (
+        r"\.numpy\(\)|\.tolist\(\)",
+        "operations of torch in the place of numpy's; or the path of such a module, as opaque = ['path.of.a.module']",
     ),
     (
         r"autograd\.grad|uses a tensor that is no parameter",
@@ -191,7 +195,7 @@ def refused(failure: Exception, where: str) -> BadInput:
     whole = (
         f"{'the loss' if module == LOSS else 'the module'} as one layer: opaque = ['{module}'] in the workload"
         if module
-        else ""
+        else "what is named here in a module of its own, taken as one layer: opaque = ['path.of.a.module']"
     )
     said = f"cannot be captured{inside}: {type(error).__name__}: {first:.300}"
     return BadInput(said, where=place, allowed=known or given or whole)

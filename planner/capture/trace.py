@@ -76,7 +76,7 @@ class _Whole(nn.Module):
         self.seen = _Attributes()
 
     def forward(self, inputs: object, targets: object) -> object:
-        with watching_switches(self.model), refusing_draws():
+        with watching_switches(self.model), refusing_draws(self.model):
             self.seen.sizes = symbols(inputs, targets)
             self.seen.before, held = plain_attributes(self.model), held_tensors(self.model)
             outputs = call(self.model, inputs)
@@ -130,6 +130,7 @@ def _trace(
     training: bool,
 ) -> tuple[Traced, _Attributes]:
     whole, kept, given = _Whole(module, loss), Reachable(module, loss), list[warnings.WarningMessage]()
+    _refuse_learning(kept.of_loss())
     fixed: list[tuple[object, str]] = []
     try:
         with (
@@ -154,6 +155,16 @@ def _trace(
     restore(traced)
     opaque.restore(traced)
     return traced, whole.seen
+
+
+def _refuse_learning(paths: list[str]) -> None:
+    """Raises BadInput where a loss holds parameters that train: a plan would train those of the model alone."""
+    if paths:
+        raise BadInput(
+            f"the loss holds '{paths[0]}', a parameter that trains, and a plan trains those of the model",
+            where="loss",
+            allowed="the parameter in the model, and among its outputs for the loss; or requires_grad_(False)",
+        )
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +13,8 @@ from typing import Literal
 import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
+
+from planner.workload import is_users
 
 Kind = Literal["parameter", "buffer", "constant", "input", "target"]
 Context = tuple[tuple[object, ...], ...]  # ("grad", False), ("autocast", device, dtype, enabled, cache)
@@ -178,3 +181,18 @@ def parts_of(module: nn.Module, loss: object) -> dict[str, nn.Module]:
     """Returns what a list of opaque modules may name: every module of a model, and its loss if that is a module here."""
     named = {path: part for path, part in module.named_modules() if path}
     return named | ({LOSS: loss} if isinstance(loss, WholeLoss) else {})
+
+
+def line_that_names(module: nn.Module, word: str) -> str:
+    """Returns the first line in the user's code of a module or its parts that names something; empty where none does."""
+    for kind in dict.fromkeys(type(part) for part in module.modules()):
+        for function in vars(kind).values():
+            code = getattr(function, "__code__", None)
+            if code is not None and is_users(code.co_filename):
+                for each in dis.get_instructions(code):
+                    named = each.argval == word and each.opname.startswith(
+                        ("LOAD_GLOBAL", "LOAD_ATTR", "LOAD_METHOD")
+                    )
+                    if named and each.positions is not None and each.positions.lineno:
+                        return f"{code.co_filename}:{each.positions.lineno}"
+    return ""

@@ -1,8 +1,7 @@
 """Refuses what a forward pass does and a graph would not know: switched gradients, changed attributes, drawn numbers.
 
-Hooks that change gradients are refused, too: a captured graph has no place for them. Hooks of forward passes are
-traced with what they do. An opaque module runs its own hooks as ever, except those of its parameters, whose place
-others take.
+Hooks that change gradients are refused, too: a captured graph has no place for them. Those of forward passes are traced.
+An opaque module runs its own hooks as ever, except those of its parameters, whose place others take.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
-from planner.capture.traced_graph import Traced
+from planner.capture.traced_graph import Traced, line_that_names
 from planner.errors import BadInput
 
 MISSING = "missing"
@@ -191,9 +190,10 @@ def _lines(graph: fx.Graph) -> list[str]:
 
 
 @contextlib.contextmanager
-def refusing_draws() -> Iterator[None]:
+def refusing_draws(module: nn.Module) -> Iterator[None]:
     """Refuses numbers drawn by Python or numpy, while it is entered.
 
+    Args: `module` is what runs.
     Raises: BadInput at the end. To an export such numbers are constants: others on each rank, the same in all steps.
     """
     before = _drawn()
@@ -203,6 +203,7 @@ def refusing_draws() -> Iterator[None]:
         if state != before[name]:
             raise BadInput(
                 f"forward() draws from '{name}', which a plan would hold at what it is at the capture",
+                where=line_that_names(module, "random"),
                 allowed="torch.rand and the like; in transformers, apply_spec_augment=False",
             )
 

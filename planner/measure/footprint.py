@@ -278,12 +278,19 @@ def _row(floats: int) -> int:
 
 
 class Reserves(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A mode under a FakeTensorMode that gives recurrent kernels the reserve that they would make."""
+    """A mode under a FakeTensorMode that gives recurrent kernels the reserve that they would make.
+
+    A selection by a mask gives all rows, which are the most that it can give: the backward of an embedding with sparse
+    gradients leaves its padding out so.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if function is aten.index.Tensor and len(args[1]) == 1 and args[1][0].dtype == torch.bool:
+            given, mask = args[0], args[1][0]
+            return given.new_empty((mask.numel(), *given.shape[mask.ndim :]))
         result = function(*args, **(kwargs or {}))
         if function is not aten.mkldnn_rnn_layer.default:
             return result

@@ -78,7 +78,9 @@ def _work(
 
 
 def _tensors(tree: object) -> list[Tensor]:
-    return [x for x in tree_leaves(tree) if isinstance(x, Tensor)]
+    """Returns the tensors of a tree; indices and values stand for a sparse one."""
+    found = [x for x in tree_leaves(tree) if isinstance(x, Tensor)]
+    return [y for x in found for y in ((x._indices(), x._values()) if x.layout == torch.sparse_coo else (x,))]
 
 
 def _flops(packet: object, args: tuple[object, ...], kwargs: Mapping[str, object], result: object) -> int:

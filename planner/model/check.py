@@ -244,6 +244,9 @@ def one_holder(graph: ModelGraph) -> tuple[str, str] | None:
     Returns: None where several holders can keep all states equal.
     """
     for parameter in graph.parameters:
+        if parameter.written and not parameter.trainable:
+            what = f"the forward pass writes parameter '{parameter.name}', which is not trained"
+            return what, "a buffer in its place (register_buffer), as for the average of weights of a teacher"
         if parameter.written:
             what = (
                 f"the forward pass writes parameter '{parameter.name}' (as an embedding with max_norm does)"

@@ -91,7 +91,9 @@ class Workload:
         made = self.call("optimizer", named_parameters)
         if not isinstance(made, torch.optim.Optimizer):
             raise BadInput(
-                f"optimizer() returned {kind_of(made)}", where=self.where, allowed="a torch.optim.Optimizer"
+                f"optimizer() returned {kind_of(made)}",
+                where=self.where,
+                allowed="one torch.optim.Optimizer; in the place of several, its groups of parameters",
             )
         self._refuse_asking("optimizer", made, "an optimizer whose step() takes nothing but gradients")
         return made

@@ -20,14 +20,15 @@ from torch import Tensor, nn
 
 from benchmarks import models
 from benchmarks.models import Choice, chosen, judged
-from benchmarks.zoo import FAMILIES, Family, limits
+from benchmarks.zoo import FAMILIES, Family, followed, limits
 from benchmarks.zoo import check as zoo_check
 from benchmarks.zoo.check import Finding, Verdict, check
 from benchmarks.zoo.parts import Case, squares
+from planner.workload import Workload
 from tests.draws import SEED
 from tests.planner.capture.more_state import STATES
 
-DRAWN = {"torch": 3, "constructs": 2, "transformers": 1}
+DRAWN = {"torch": 3, "constructs": 2, "strangers": 2, "transformers": 1}
 
 
 @cache
@@ -45,7 +46,7 @@ def test_a_model_trains_evaluates_and_is_planned_as_by_itself_or_is_refused(fami
     case = drawn(family)[number]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the libraries
-        found = check(case, FAMILIES[family].cases()[case])
+        found = check(case, FAMILIES[family].cases()[case], ranks=family == "strangers")
     assert found.judgement in ("equal", "refused", "no model"), models.said(found)
 
 
@@ -56,6 +57,33 @@ def test_a_state_of_any_kind_is_carried_for_three_steps_and_an_evaluation_or_ref
     monkeypatch.setattr(zoo_check, "STEPS", 3)
     found = check(name, FAMILIES["constructs"].cases()[name], plans=False)
     assert found.judgement in ("equal", "refused"), models.said(found)
+
+
+class Other(nn.Module):
+    """A linear layer, scaled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.first(x)
+        return made * 1.5
+
+
+def test_a_run_that_trains_otherwise_than_a_plain_loop_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = followed.plain_loop
+
+    def other(workload: Workload) -> followed.Plain:
+        found = plain(workload)
+        found.after["first.weight"] *= 1.01
+        return found
+
+    monkeypatch.setattr(zoo_check, "plain_loop", other)
+    make = lambda: (Other(), lambda n: (torch.randn(n, 4), torch.zeros(n)), squares)  # noqa: E731
+    found = check("odd", make, plans=False, ranks=True)
+    assert found.judgement == "WRONG", models.said(found)
+    assert "data 2: 'first.weight' is" in models.said(found)
 
 
 class Halved(nn.Module):

@@ -368,6 +368,7 @@ def test_numbers_that_python_or_numpy_draws_in_forward_are_refused(how: str) -> 
     with pytest.raises(BadInput, match=f"forward\\(\\) draws from '{how}'") as caught:
         capture(Draws(how), batch, F.mse_loss)
     assert "torch.rand" in caught.value.allowed
+    assert caught.value.where == line_of(Draws.forward, "* random.random()")
     with pytest.raises(BadInput, match=f"forward\\(\\) draws from '{how}'"):
         capture(nn.Sequential(Draws(how)), batch, F.mse_loss, opaque=["0"])
     assert "a" in capture(Draws("torch"), batch, F.mse_loss).graph.index
@@ -411,6 +412,39 @@ class Penalty(Branches):
         return y + torch.autograd.grad(y.sum(), x, create_graph=True)[0].sum()  # penalty
 
 
+class Unrolled(Branches):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru = nn.GRU(4, 3, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x[:, None], torch.ones(len(x)), batch_first=True)
+        made: Tensor = self.gru(packed)[1][-1]
+        return made
+
+
+class Energy(Branches):
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = torch.func.grad(lambda v: self.a(v).square().sum())(x)[:, :3]
+        return made
+
+
+class Generates(Branches):
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.a(x)
+        return made + torch.randn(3, generator=self.generator)
+
+
+class Copies(Branches):
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.a(x)
+        return made * torch.from_numpy(made.detach().numpy().std(axis=0))
+
+
 @dataclass
 class Holder:
     x: Tensor
@@ -431,6 +465,10 @@ CURED: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
     ),
     "packed": (Packs, "cannot be captured", "padded sequences"),
     "nested": (Nests, "cannot be captured", "padded tensors"),
+    "packed, of another cell": (Unrolled, "cannot be captured", "padded sequences"),
+    "a gradient of torch.func": (Energy, "takes a gradient by torch.func", "opaque"),
+    "a generator": (Generates, "a generator of one's own", "torch's own generator"),
+    "numpy": (Copies, "cannot be captured", "in the place of numpy's"),
     "gradient penalty": (Penalty, "torch.autograd.grad is called", "opaque"),
 }
 
@@ -463,3 +501,33 @@ def test_a_part_that_was_put_into_evaluation_mode_alone_is_refused() -> None:
 def test_a_dictionary_is_no_loss() -> None:
     with pytest.raises(BadInput, match="gives a dictionary"):
         capture(nn.Linear(4, 3), batch, lambda o, t: {"loss": F.mse_loss(o, t), "share": o.mean()})
+
+
+class Learning(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.mse_loss(outputs * self.scale, targets)
+
+
+def test_a_loss_with_a_parameter_that_trains_is_refused_since_no_plan_would_train_it() -> None:
+    loss = Learning()
+    with pytest.raises(
+        BadInput, match=re.escape("the loss holds 'loss.scale', a parameter that trains")
+    ) as caught:
+        capture(nn.Linear(4, 3), batch, loss)
+    assert "in the model" in caught.value.allowed
+    assert capture(nn.Linear(4, 3), batch, loss.requires_grad_(False)).graph.layers
+
+
+class Sampling(Branches):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.a(x)
+        return torch.distributions.Normal(y, F.softplus(y)).rsample()
+
+
+def test_samples_of_a_distribution_are_captured_though_it_checks_values() -> None:
+    assert "a" in capture(Sampling(), batch, F.mse_loss).graph.index
+    assert torch.distributions.Distribution._validate_args

@@ -185,6 +185,18 @@ def test_a_lookup_reads_the_rows_it_is_asked_for() -> None:
     assert work_of(look_up) == (0, 3 * 8 + 2 * 3 * 16)
 
 
+def test_a_lookup_with_sparse_gradients_and_padding_costs_at_most_all_of_its_rows() -> None:
+    def look_up() -> object:
+        table = torch.empty(100, 4, requires_grad=True)
+        with Reserves():
+            ids = torch.empty(3, dtype=torch.int64)
+            nn.functional.embedding(ids, table, padding_idx=0, sparse=True).sum().backward()
+        return table.grad
+
+    _, traffic = work_of(look_up)
+    assert 0 < traffic < 100 * 16
+
+
 def test_attention_on_fake_tensors_counts_both_of_its_products() -> None:
     def attend() -> object:
         q, k, v = (torch.empty(2, 4, 16, 8) for _ in range(3))
