@@ -44,7 +44,7 @@ _claim("runtime")
 from planner.cluster import Cluster  # noqa: E402
 from planner.errors import BadInput, BadPlan, Infeasible, ShardwrightError  # noqa: E402
 from planner.plan import Plan  # noqa: E402
-from planner.shown import install  # noqa: E402
+from planner.shown import CellBar, install  # noqa: E402
 from planner.workload import Workload as LiveWorkload  # noqa: E402
 
 install()
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
     from planner.capture import Captured
     from planner.cluster import Corrections
-    from planner.milp import Question
+    from planner.milp import Question, SearchWatch
     from planner.notebook import SolvedFrontier, SolvedPlan
     from planner.plan import Certificate, Prediction, StagePlan
     from planner.profile import Profile
@@ -298,15 +298,21 @@ def plan(
     Raises: Infeasible where no plan fits; BadInput for a wrong argument.
     """
     from planner.calibrate import with_corrections
-    from planner.milp import solve
+    from planner.milp import SearchWatch, solve
     from planner.notebook import SolvedPlan
+    from planner.show import other_device, words
+    from planner.terminal import Output
 
-    machines = _cluster_of(cluster, nodes)
+    machines, known = _cluster_of(cluster, nodes), _profile_of(costs)
     if calibration is not None:
         machines = with_corrections(machines, _corrections_of(calibration))
-    asked = _question(costs, machines, batch, schedules, fix, precision, execution, effort)
-    with asked.effort.watch.stoppable():
-        return SolvedPlan.of(solve(asked), asked)
+    if known.device not in {group.device for group in machines.nodes}:
+        Output(as_json=False).note(other_device(known.device, machines))
+    with CellBar(f"planning {known.workload}") as bar:
+        watch = SearchWatch((lambda found: bar.tell(found.spent, words(found))) if bar.shown else None)
+        asked = _question(known, machines, batch, schedules, fix, precision, execution, effort, watch)
+        with watch.stoppable():
+            return SolvedPlan.of(solve(asked), asked)
 
 
 def frontier(
@@ -338,6 +344,7 @@ def _question(
     precision: str | None = None,
     execution: str | None = None,
     effort: str = "normal",
+    watch: SearchWatch | None = None,
 ) -> Question:
     from planner.milp import Question, effort_named
 
@@ -349,7 +356,7 @@ def _question(
         fix=dict(fix or {}),
         precision=precision,
         execution=execution,
-        effort=effort_named(effort),
+        effort=effort_named(effort, watch),
     )
 
 
