@@ -226,6 +226,9 @@ def install() -> None:
             register(face, kind, view)
 
 
+FIRST_BAR_S = 1.0  # what takes less is not spoken of
+
+
 class CellBar:
     """A bar in the cell of a notebook that says how far a long task is; elsewhere nothing is shown."""
 
@@ -249,6 +252,8 @@ class CellBar:
         """
         spent_s = time.monotonic() - self._begun
         left = [f"up to {spent_s * (1 - share) / share:.0f} s more"] if share > 0.05 else []
+        if spent_s < FIRST_BAR_S:
+            return
         line = f"{self._title}: {', '.join([*map(printable, words), f'{spent_s:.0f} s', *left])}"
         self._put(line, f'<progress max="1" value="{share:.3f}"></progress> {html.escape(line)}')
 

@@ -125,6 +125,7 @@ def test_a_cell_says_how_far_a_long_task_is_and_a_terminal_nothing(monkeypatch: 
         return Kept()
 
     monkeypatch.setattr(IPython.display, "display", display)
+    monkeypatch.setattr("planner.shown.FIRST_BAR_S", 0.0)
     with CellBar("planning") as bar:
         bar.tell(0.5, ["step 1 of 2"])
     assert not bar.shown and told == []
