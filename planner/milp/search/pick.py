@@ -14,9 +14,9 @@ import numpy as np
 
 from planner.milp import explain, limits
 from planner.milp.configurations.configurations import Configuration, shapes
+from planner.milp.cut.unit_times import LayerWork
 from planner.milp.instance import Instance, short_bytes
 from planner.milp.proof.boxes import ROUNDING
-from planner.milp.proof.layer_work import LayerWork
 from planner.milp.proof.totals import TotalsBound
 from planner.milp.search.descent import UNFIT_NS, Answer, judge, starts
 from planner.milp.search.state import ConfigurationState, SearchState
@@ -191,7 +191,8 @@ def thriftier(instance: Instance, shape: Configuration) -> Iterator[Configuratio
     """
     pinned, now = instance.pins, shape.recompute or shape.sparing
     recompute = (True,) if now else (False,) if pinned.recompute is False else (False, True)
-    shard = (shape.shard,) if shape.shard or shape.held or pinned.shard is False else (False, True)
+    alone = shape.shard or shape.held or shape.mesh or pinned.shard is False
+    shard = (shape.shard,) if alone else (False, True)
     for again, sharded in product(recompute, shard):
         changed = (again, sharded) != (now, shape.shard)
         if changed and (not sharded or (shape.holders > 1 and not instance.joint)):
