@@ -249,7 +249,8 @@ def surrounded(
     Args: `lines` prices the rows of `record`; at most `rounds` mixtures of rows are tried, 0 asks for the linear program.
     Returns: the lower bound, and the windows; None for the windows where no cut is below the limit.
     """
-    if rounds and not record.problem.silent:
+    many = record.problem.stages > limits.HULL_STAGES
+    if many or (rounds and not record.problem.silent):
         bound, mixtures = _squeezed(record, lines, spans, rounds)
     else:
         bound, mixtures = hull_bound(record, lines, *spans, limits.ROUNDS * 2)
