@@ -30,7 +30,7 @@ from planner.plan import yaml as plans
 from runtime import checkpoint as checkpoints
 from runtime.launch import Handle, launch_inline, launch_local
 from runtime.runfolder import Paths, attempts, losses_of, outcome_of
-from runtime.slurm import state
+from runtime.slurm import rank_records, state
 from tests.slurm import cluster as clusters
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import Gate, hurt, launch, paced_plan, task, until, until_step, until_stopping
@@ -38,6 +38,7 @@ from tests.slurm.warm import Warm
 
 STEPS, LONG_STEPS = 8, 40
 SOAK_S, QUICK_SOAK_S = 1500.0, 60.0
+STOPS, QUICK_STOPS, STOP_DEADLINE_S = 20, 3, 3.0
 ENDS_S = 420.0
 LEFT_S = 30.0  # until the last process of a run is gone
 HOUR_S = 3600
@@ -137,10 +138,18 @@ def stop(scene: Scene, rank: int) -> None:
     scene.gate.open()
 
 
-def stop_in_checkpoint(scene: Scene) -> None:
+def stop_in_checkpoint(scene: Scene, rank: int) -> None:
     scene.gate.open()
     until(lambda: list(scene.run.paths.checkpoints.glob("*.partial")), "a checkpoint is being written")
-    hurt(scene.cluster, scene.run, 1, signal.SIGSTOP)
+    hurt(scene.cluster, scene.run, rank, signal.SIGSTOP)
+
+
+def stop_before_it_begins(scene: Scene) -> None:
+    """The first rank of the second start, before it has met the others."""
+    kill(scene, 1)
+    until(lambda: len(attempts(scene.run.paths)) > 1, "the second start")
+    until(lambda: rank_records.read(scene.run.paths, 0, 1) is not None, "its first rank")
+    hurt(scene.cluster, scene.run, 0, signal.SIGSTOP)
 
 
 def crash(scene: Scene) -> None:
@@ -356,7 +365,15 @@ FAULTS: dict[str, Fault] = {
         partial(stop, rank=0), "rank 0 on n. made no .*stopped by a signal"
     ),
     "last rank stopped (SIGSTOP)": Fault(partial(stop, rank=1), "rank 1 on n. made no .*stopped by a signal"),
-    "rank stopped in a checkpoint": Fault(stop_in_checkpoint, "rank 1 on n. made no .*stopped by a signal"),
+    "first rank stopped in a checkpoint": Fault(
+        partial(stop_in_checkpoint, rank=0), "rank 0 on n. made no .*stopped by a signal"
+    ),
+    "last rank stopped in a checkpoint": Fault(
+        partial(stop_in_checkpoint, rank=1), "rank 1 on n. made no .*stopped by a signal"
+    ),
+    "rank stopped before it begins": Fault(
+        stop_before_it_begins, "rank 0 on n. made no .*stopped by a signal"
+    ),
     "preempted five times": Fault(preempt, f"told to stop|{ENDED}", settings=_steady),
     "node drained, job requeued": Fault(drain, f"told to stop|{ENDED}"),
     "scancel, and submitted again": Fault(cancel_and_again, "cancelled", by="sbatch"),
@@ -471,9 +488,46 @@ def soak(folder: Path, seconds: float, seed: int = 0) -> tuple[Cell, ...]:
     return kills, len(found), same, *cells
 
 
+def stopped(folder: Path, stops: int, seed: int = 0) -> tuple[Cell, ...]:
+    """Stops a random rank of a local run again and again, at any moment since its start, in a checkpoint too.
+
+    Returns: stops, those that were named, whether losses are equal, and the seconds from a stop to the next start.
+    """
+    draw, plan = Random(seed), plans.load(Path("plans/mlp-two-stages.yaml"))
+    run = launch_local(
+        plan, folder / "run", steps=10**6, save_every=5, restarts=stops, deadline_s=STOP_DEADLINE_S
+    )
+    named, took_s = 0, []
+    try:
+        for stop in range(stops):
+            until(lambda n=stop: len(attempts(run.paths)) > n, "the next start")  # type: ignore[misc]
+            until(partial(_ranks_are_new, run.paths, stop), "its ranks")
+            time.sleep(draw.random() ** 2 * 3.0)
+            rank = draw.choice(list(ranks := json.loads(run.paths.pids.read_text())))
+            os.kill(ranks[rank], signal.SIGSTOP)
+            begin = time.monotonic()
+            until(lambda n=stop: bool(attempts(run.paths)[n].state), "an end of this try")  # type: ignore[misc]
+            took_s.append(time.monotonic() - begin)
+            named += bool(re.match(f"rank {rank} .*stopped by a signal", attempts(run.paths)[stop].cause))
+    finally:
+        run.cancel()
+    found = losses_of(run.paths)
+    alone = launch_inline(plan, folder / "alone", steps=max(1, min(len(found), 200))).losses
+    same = all(found.get(step, loss) == loss for step, loss in alone.items())
+    return stops, named, len(found), same, median(took_s), max(took_s)
+
+
+def _ranks_are_new(paths: Paths, stop: int) -> bool:
+    """Returns whether the ranks of a start are there: those of the one before have ended."""
+    begun = attempts(paths)[stop].begin_s
+    return paths.pids.exists() and paths.pids.stat().st_mtime >= begun
+
+
 def run(quick: bool) -> Result:
     with tempfile.TemporaryDirectory() as folder:
         soaked = soak(Path(folder), QUICK_SOAK_S if quick else SOAK_S)
+    with tempfile.TemporaryDirectory() as folder:
+        halted = stopped(Path(folder), QUICK_STOPS if quick else STOPS)
     columns = (
         "kills",
         "steps",
@@ -495,6 +549,14 @@ def run(quick: bool) -> Result:
             ),
         )
     ]
+    tables.append(
+        Table(
+            title="Random ranks of a local run are stopped (SIGSTOP) at random moments",
+            columns=("stops", "named", "steps", "losses equal", "s until its end, median", "largest"),
+            rows=[halted],
+            notes=(f"from the moment when its ranks are forked on; the deadline is {STOP_DEADLINE_S:g} s",),
+        )
+    )
     rows: list[tuple[Cell, ...]] = []
     if missing := clusters.missing():
         tables[0] = Table(**{**vars(tables[0]), "notes": (*tables[0].notes, f"no SLURM here: {missing}")})

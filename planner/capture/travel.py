@@ -28,7 +28,9 @@ from planner.capture.opaque import OpaqueLayer
 from planner.capture.slices import Slicing, affine
 from planner.capture.traced_graph import SYNCHRONISED, Like, Source, Traced, line_of
 from planner.errors import BadInput
+from planner.files import WrongKey
 from planner.profile import graph_of
+from planner.workload import DAMAGES
 
 VERSION = 1
 NAMESPACES = ("aten", "prims", "torchvision", "quantized_decomposed")
@@ -53,7 +55,6 @@ NAMES = {function: name for name, function in PLAIN.items()}
 KINDS = {torch.dtype: "dtype", torch.layout: "layout", torch.memory_format: "memory_format"}
 
 Json = Any  # what json.loads gives
-Rows = Sequence[Mapping[str, Json]]
 
 
 def to_data(captured: Captured) -> dict[str, Json]:
@@ -85,8 +86,7 @@ class _Writer:
         self.number = {node: i for i, node in enumerate(layout.traced.graph.nodes)}
 
     def row(self, node: fx.Node) -> dict[str, Json]:
-        source = self.layout.traced.sources.get(node)
-        if source is not None:
+        if (source := self.layout.traced.sources.get(node)) is not None:
             return {"name": node.name, "kind": source.kind, "source": source.name, **self._like(node)}
         stack = node.meta.get("stack") or ()
         path = "loss()" if node.meta.get("in_loss") else stack[-1][0] if stack else ""
@@ -107,9 +107,9 @@ class _Writer:
         return found | {key: value for key, value in optional.items() if value}
 
     def _like(self, node: fx.Node) -> dict[str, Json]:
-        low, high = (each.tensor(node) for each in self.layout.probes)
-        assert low is not None and high is not None
         probes = self.layout.probes
+        low, high = (each.tensor(node) for each in probes)
+        assert low is not None and high is not None
 
         def lines(a: Sequence[int], b: Sequence[int]) -> list[list[int]]:
             try:
@@ -176,8 +176,7 @@ def _operation(name: str) -> OpOverload | None:
     operation, _, overload = rest.partition(".")
     if namespace not in NAMESPACES or operation.startswith(REFUSED) or not overload:
         return None
-    packet = getattr(getattr(torch.ops, namespace), operation, None)
-    found = getattr(packet, overload, None) if packet is not None else None
+    found = getattr(getattr(getattr(torch.ops, namespace), operation, None), overload, None)
     return found if isinstance(found, OpOverload) else None
 
 
@@ -194,11 +193,14 @@ def from_data(
         if data["version"] != VERSION:
             raise BadInput(f"a model of version {data['version']!r}", allowed=f"version {VERSION}; or update")
         found = _made(data, constants, Recorded(partial(_evaluated, evaluation or {}, constants)))
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:
+        signatures = [signature(found.layout, index) for index in range(len(found.graph.layers))]
+    except WrongKey as error:
+        raise BadInput(f"is no captured model: {error.told}", allowed=error.allowed) from error
+    except DAMAGES as error:
         raise BadInput(f"is no captured model: {type(error).__name__}: {error}") from error
-    for index, layer in enumerate(found.graph.layers):
-        if signature(found.layout, index) != layer.signature:
-            raise BadInput(f"layer '{layer.name}' is not what its signature says: the file was changed")
+    changed = [x.name for x, own in zip(found.graph.layers, signatures, strict=True) if own != x.signature]
+    if changed:
+        raise BadInput(f"layer '{changed[0]}' is not what its signature says: the file was changed")
     return found
 
 
@@ -210,7 +212,7 @@ def _evaluated(data: Mapping[str, Json], constants: Mapping[str, Tensor], micro:
 
 
 def _made(data: Mapping[str, Json], constants: Mapping[str, Tensor], origin: Recorded) -> Captured:
-    rows, graph = cast(Rows, data["nodes"]), fx.Graph()
+    rows, graph = cast(Sequence[Mapping[str, Json]], data["nodes"]), fx.Graph()
     nodes: list[fx.Node] = []
     sources: dict[fx.Node, Source] = {}
     grouping = Grouping([str(x) for x in data["layers"]])
@@ -260,8 +262,7 @@ def _call(graph: fx.Graph, row: Mapping[str, Json], nodes: Sequence[fx.Node]) ->
     args = tuple(_read(x, nodes) for x in row["args"])
     kwargs = {key: _read(x, nodes) for key, x in row.get("kwargs", {}).items()}
     node = graph.call_function(target, args, kwargs)
-    line = str(row.get("line", ""))
-    file, _, number = line.rpartition(":")
+    file, _, number = str(row.get("line", "")).rpartition(":")
     node.meta = {
         "context": tuple(tuple(_read(x, nodes) for x in part) for part in row.get("context", ())),
         "stack": tuple((str(path), str(key)) for path, key in row.get("stack", ())),

@@ -52,6 +52,11 @@ def completed(settings: Settings, *, batch: int, devices: int, layers: Sequence[
     if batch % (micro * data):
         said = f"{data} replicas with micro-batches of {micro} do not make {batch} samples"
         raise BadInput(said, where=where, allowed="a multiple of both")
+    if settings.accumulation not in (None, batch // (micro * data)):
+        said = (
+            f"{settings.accumulation} micro-batches of {micro} on {data} replicas do not make {batch} samples"
+        )
+        raise BadInput(said, where=where, allowed="batch = micro-batch x replicas x accumulation")
     accumulation, notes = batch // (micro * data), settings.notes
     if settings.flush is not None and settings.flush < accumulation:
         notes = (*notes, f"the pipeline drains every {settings.flush} micro-batches: priced as once a step")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from planner.errors import BadInput
 from planner.shown import printable
@@ -44,10 +44,11 @@ def is_python(text: str) -> bool:
         return False
 
 
-def constants_of(text: str, where: str) -> dict[str, object]:
+def constants_of(text: str, where: str, needed: Collection[str] = ()) -> dict[str, object]:
     """Returns the constants that a Python file assigns at its top, by name; nothing of it is run.
 
-    Raises: BadInput for a file that is no Python.
+    Args: what is computed is no constant and is left out, except for the names that are `needed`.
+    Raises: BadInput for a file that is no Python, or computes what is needed.
     """
     try:
         body = ast.parse(text).body
@@ -56,8 +57,14 @@ def constants_of(text: str, where: str) -> dict[str, object]:
     found: dict[str, object] = {}
     for each in body:
         if isinstance(each, ast.Assign) and len(each.targets) == 1 and isinstance(each.targets[0], ast.Name):
+            name = each.targets[0].id
             try:
-                found[each.targets[0].id] = ast.literal_eval(each.value)
+                found[name] = ast.literal_eval(each.value)
             except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-                continue  # what is computed is no setting
+                if name in needed:
+                    said, line = (
+                        f"{name} is computed, and nothing of the file is run",
+                        f"{where}:{each.lineno}",
+                    )
+                    raise BadInput(said, where=line, allowed="a constant") from None
     return found

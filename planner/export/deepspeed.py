@@ -103,7 +103,7 @@ def _section(found: Mapping[str, object], name: str) -> dict[str, object]:
 
 def _number(found: Mapping[str, object], name: str, where: str) -> int | None:
     """Returns a number, None where it is left open or "auto"."""
-    return None if found.get(name) == "auto" else words.whole(found, name, where, None)
+    return None if found.get(name) == "auto" else words.count(found, name, where, None)
 
 
 def refuses(settings: Settings) -> Iterator[str]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from planner.errors import BadInput
 from planner.export import words
 from planner.export.constants import constants_of, module_text
 from planner.export.settings import Settings, Share, Trainer
 from planner.plan import unit_names
 
+CONSTANTS = (
+    *("DP_REPLICATE", "DP_SHARD", "RESHARD_AFTER_FORWARD", "GLOBAL_BATCH_SIZE", "MICRO_BATCH_SIZE"),
+    *("ACCUMULATION_STEPS", "PARAM_DTYPE", "RECOMPUTE", "COMPILE"),
+)
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 APPLY = '''
@@ -62,10 +65,8 @@ def read(text: str, where: str) -> Settings:
 
     Raises: BadInput where a number of it is none.
     """
-    found = constants_of(text, where)
-    replicas, shard = (words.whole(found, name, where, 1) for name in ("DP_REPLICATE", "DP_SHARD"))
-    if min(replicas, shard) < 1:
-        raise BadInput("DP_REPLICATE or DP_SHARD is below 1", where=where, allowed="1 or more")
+    found = constants_of(text, where, CONSTANTS)
+    replicas, shard = (words.count(found, name, where, 1) for name in ("DP_REPLICATE", "DP_SHARD"))
     share: Share = (
         ""
         if shard == 1
@@ -75,10 +76,11 @@ def read(text: str, where: str) -> Settings:
     )
     precisions = {theirs: own for own, theirs in DTYPES.items()}
     precision = words.chosen(str(found.get("PARAM_DTYPE", "float32")), precisions, "PARAM_DTYPE", where)
+    batch = words.count(found, "GLOBAL_BATCH_SIZE", where, None)
     return Settings(
-        batch=words.whole(found, "GLOBAL_BATCH_SIZE", where, None),
-        micro=words.whole(found, "MICRO_BATCH_SIZE", where, None),
-        accumulation=words.whole(found, "ACCUMULATION_STEPS", where, 1),
+        batch=batch,
+        micro=words.count(found, "MICRO_BATCH_SIZE", where, None),
+        accumulation=words.count(found, "ACCUMULATION_STEPS", where, 1 if batch is None else None),
         data=replicas * shard,
         recompute=words.flag(found, "RECOMPUTE"),
         share=share,

@@ -103,10 +103,10 @@ def read(text: str, where: str) -> Settings:
             "leaves the split to DeepSpeed or Megatron", where=where, allowed="their own configuration"
         )
     share, shard = _share(flags, where), words.whole(flags, "parallelism_config_dp_shard_size", where, 0)
-    replicas = words.whole(flags, "parallelism_config_dp_replicate_size", where, 1)
+    replicas = words.count(flags, "parallelism_config_dp_replicate_size", where, 1)
     return Settings(
-        micro=words.whole(flags, "per_device_train_batch_size", where, None),
-        accumulation=words.whole(flags, "gradient_accumulation_steps", where, 1),
+        micro=words.count(flags, "per_device_train_batch_size", where, None),
+        accumulation=words.count(flags, "gradient_accumulation_steps", where, 1),
         data=_processes(flags, where),
         recompute=any(
             words.flag(flags, name)
@@ -145,10 +145,10 @@ def is_yaml(text: str) -> bool:
 
 
 def _processes(flags: Mapping[str, object], where: str) -> int | None:
-    if (whole := words.whole(flags, "num_processes", where, None)) is not None:
+    if (whole := words.count(flags, "num_processes", where, None)) is not None:
         return whole
-    own = words.whole(flags, "nproc_per_node", where, None)
-    return None if own is None else own * words.whole(flags, "nnodes", where, 1)
+    own = words.count(flags, "nproc_per_node", where, None)
+    return None if own is None else own * words.count(flags, "nnodes", where, 1)
 
 
 def _share(flags: Mapping[str, object], where: str) -> Share:

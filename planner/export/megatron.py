@@ -84,24 +84,24 @@ def read(text: str, where: str) -> Settings:
     """
     flags = words.flags_of(words.words_of(text, where))
     words.refuse_more_than_one(flags, OTHER_DEGREES, where)
-    pipeline = words.whole(flags, "pipeline_model_parallel_size", where, 1)
+    pipeline = words.count(flags, "pipeline_model_parallel_size", where, 1)
     layout = flags.get("pipeline_model_parallel_layout")
     blocks = () if layout is None else blocks_of_layout(layout, where)
     if len(blocks) % pipeline:
         said = f"a layout of {len(blocks)} stages over {pipeline} workers"
         raise BadInput(said, where=where, allowed=f"a multiple of {pipeline}")
-    chunks = len(blocks) // pipeline or words.whole(flags, "num_virtual_stages_per_pipeline_rank", where, 1)
+    chunks = len(blocks) // pipeline or words.count(flags, "num_virtual_stages_per_pipeline_rank", where, 1)
     again, notes = _recompute(flags, where)
     share, instances = (
         _share(flags, where),
-        words.whole(flags, "num_distributed_optimizer_instances", where, 1),
+        words.count(flags, "num_distributed_optimizer_instances", where, 1),
     )
     precision: Precision = (
         "bf16" if words.flag(flags, "bf16") else "fp16" if words.flag(flags, "fp16") else "fp32"
     )
     return Settings(
-        batch=words.whole(flags, "global_batch_size", where, None),
-        micro=words.whole(flags, "micro_batch_size", where, None),
+        batch=words.count(flags, "global_batch_size", where, None),
+        micro=words.count(flags, "micro_batch_size", where, None),
         pipeline=pipeline,
         devices=_devices(flags, where),
         family="interleaved" if chunks > 1 else "1f1b",
@@ -117,7 +117,7 @@ def read(text: str, where: str) -> Settings:
 
 
 def _devices(flags: Mapping[str, str], where: str) -> int | None:
-    nodes, own = (words.whole(flags, name, where, None) for name in ("nnodes", "nproc_per_node"))
+    nodes, own = (words.count(flags, name, where, None) for name in ("nnodes", "nproc_per_node"))
     return None if own is None else own * (nodes or 1)
 
 

@@ -14,6 +14,7 @@ from planner.export.constants import constants_of, is_python, module_text
 from planner.export.cuts import modules_of
 from planner.export.settings import PIPELINE_OUTSIDE, Settings, Share, Trainer
 
+CONSTANTS = ("PARALLELISM", "TRAINING", "COMPILE", "ACTIVATION_CHECKPOINT")
 FAMILIES = {
     "1f1b": "1F1B",
     "gpipe": "GPipe",
@@ -91,14 +92,14 @@ def read(text: str, where: str) -> Settings:
     found = _flat(text, where)
     parallel, training = _part(found, "parallelism"), _part(found, "training")
     words.refuse_more_than_one(parallel, OTHER_DEGREES, where)
-    pipeline = words.whole(parallel, "pipeline_parallel_degree", where, 1)
-    replicas = words.whole(parallel, "data_parallel_replicate_degree", where, 1)
+    pipeline = words.count(parallel, "pipeline_parallel_degree", where, 1)
+    replicas = words.count(parallel, "data_parallel_replicate_degree", where, 1)
     shard = words.whole(parallel, "data_parallel_shard_degree", where, -1)
     if shard < 1 and replicas > 1:
         said = "data_parallel_shard_degree is left open beside data_parallel_replicate_degree"
         raise BadInput(said, where=where, allowed="a number")
-    local = words.whole(training, "local_batch_size", where, 8)
-    micro = words.whole(parallel, "pipeline_parallel_microbatch_size", where, 1) if pipeline > 1 else local
+    local = words.count(training, "local_batch_size", where, 8)
+    micro = words.count(parallel, "pipeline_parallel_microbatch_size", where, 1) if pipeline > 1 else local
     whole_batch = words.whole(training, "global_batch_size", where, -1)
     data = replicas * shard if shard > 0 else None
     family = (
@@ -149,7 +150,7 @@ def _flat(text: str, where: str) -> dict[str, object]:
         except tomllib.TOMLDecodeError as error:
             raise BadInput(f"is no TOML: {error}", where=where) from None
     if is_python(text):
-        given = constants_of(text, where)
+        given = constants_of(text, where, CONSTANTS)
         parts = {name.lower(): value for name, value in given.items() if isinstance(value, dict)}
         return {**_joined(parts), "activation_checkpoint.mode": given.get("ACTIVATION_CHECKPOINT", "none")}
     every = words.words_of(text, where)

@@ -12,6 +12,7 @@ from typing import TypeVar
 from planner.errors import BadInput
 
 MOST_DIGITS = 18
+MOST_COUNT = 10**9
 
 T = TypeVar("T")
 Flags = Mapping[str, str]  # without dashes, words joined by "_"; "true" where a flag has no value
@@ -80,6 +81,17 @@ def whole(flags: Mapping[str, object], name: str, where: str, default: T) -> int
     if isinstance(value, bool) or not text.removeprefix("-").isdecimal() or len(text) > MOST_DIGITS:
         raise BadInput(f"{name} is {text[:40]!r}", where=where, allowed="a whole number")
     return int(text)
+
+
+def count(flags: Mapping[str, object], name: str, where: str, default: T) -> int | T:
+    """Returns how many of something there are, such as replicas or samples; the default where nothing says it.
+
+    Raises: BadInput for a value that is no whole number, is below 1, or is more than anybody has.
+    """
+    found = whole(flags, name, where, None)
+    if found is not None and not 1 <= found <= MOST_COUNT:
+        raise BadInput(f"{name} is {found}", where=where, allowed=f"1 to {MOST_COUNT}")
+    return default if found is None else found
 
 
 def flag(flags: Mapping[str, object], name: str, default: bool = False) -> bool:

@@ -12,9 +12,13 @@ from typing import TYPE_CHECKING
 
 from planner.doors import later
 from planner.files.disk import (
+    HEADER_BYTES,
+    LENGTH_BYTES,
     absolute,
+    check_tensor_file,
     open_regular,
     read_bytes,
+    read_json,
     read_text,
     refuse_folder,
     refuse_overwrite,
@@ -41,6 +45,8 @@ if TYPE_CHECKING:
     from planner.files.records import WrongKey, decode, find_record, parse_document, read_lines, read_record
 
 __all__ = [
+    "HEADER_BYTES",
+    "LENGTH_BYTES",
     "Count",
     "Flag",
     "Natural",
@@ -51,6 +57,7 @@ __all__ = [
     "WrongKey",
     "absolute",
     "bad_input",
+    "check_tensor_file",
     "decode",
     "find_record",
     "load",
@@ -59,6 +66,7 @@ __all__ = [
     "parse_yaml",
     "read",
     "read_bytes",
+    "read_json",
     "read_lines",
     "read_record",
     "read_text",

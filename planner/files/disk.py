@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from planner.errors import BadInput
 
 MAX_BYTES = 16 * 2**20  # of a file that people edit; the largest plan of the examples has a hundredth of it
+LENGTH_BYTES = 8  # at the beginning of safetensors: how long the header is
+HEADER_BYTES = 16 * 2**20  # each is read into twenty bytes of memory
+TOLD_HEADER = f"at most {HEADER_BYTES} bytes, of some 100,000 tensors: split it into several files"
+MOST_MARKS = 4_000_000  # commas and brackets of JSON, of which each may cost 64 bytes of memory
 MAX_LINE_BYTES = 2**20
 
 
@@ -40,6 +45,18 @@ def open_regular(path: Path) -> BinaryIO:
     return os.fdopen(handle, "rb")
 
 
+def check_tensor_file(path: Path) -> None:
+    """Checks that a file of tensors is a regular one whose header is short enough to be read.
+
+    Raises: BadInput where it is none; OSError where it cannot be opened.
+    """
+    with open_regular(path) as file:
+        length = int.from_bytes(file.read(LENGTH_BYTES), "little")
+        size = os.fstat(file.fileno()).st_size
+    if HEADER_BYTES < length <= size:  # what is longer than its file is no header, and found to be none
+        raise BadInput(f"has a header of {length} bytes", where=str(path), allowed=TOLD_HEADER)
+
+
 def read_bytes(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
     """Reads a regular file.
 
@@ -53,6 +70,21 @@ def read_bytes(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
     if len(raw) > max_bytes:
         raise BadInput("the file is too large", where=str(path), allowed=f"at most {max_bytes} bytes")
     return raw
+
+
+def read_json(path: Path, *, max_bytes: int = MAX_BYTES) -> Any:  # Any: what json.loads gives
+    """Reads a file of JSON that costs no more memory than its bounds say.
+
+    Raises: BadInput where the file cannot be read, is too large, holds too many values, or is no JSON.
+    """
+    raw = read_bytes(path, max_bytes=max_bytes)
+    if (marks := sum(map(raw.count, b",[{"))) > MOST_MARKS:
+        said = f"holds {marks:,} commas and brackets"
+        raise BadInput(said, where=str(path), allowed=f"at most {MOST_MARKS:,}")
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"is no JSON: {error}", where=str(path)) from None
 
 
 def read_text(path: Path, *, max_bytes: int = MAX_BYTES) -> str:

@@ -37,16 +37,18 @@ class WrongKey(Exception):
         super().__init__(what)
         self.path, self.what, self.allowed = path, what, allowed
 
+    @property
+    def told(self) -> str:
+        """Returns the key and what is wrong with it."""
+        return f"{key}: {self.what}" if (key := show(self.path)) else self.what
+
     def in_file(self, file: str, text: str) -> BadInput:
         """Returns the error for users, with the line of the key.
 
         Args: `text` is the content of the file named `file`.
         """
         line, _ = yaml_text.locate(text, self.path)
-        key = show(self.path)
-        return BadInput(
-            f"{key}: {self.what}" if key else self.what, where=f"{file}:{line}", allowed=self.allowed
-        )
+        return BadInput(self.told, where=f"{file}:{line}", allowed=self.allowed)
 
 
 def show(path: Path) -> str:

@@ -25,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from planner.errors import BadInput
-from planner.files import open_regular, write_whole
+from planner.files import check_tensor_file, write_whole
 from planner.model import ModelGraph, Parameter
 
 Indices = NDArray[np.int32]
@@ -105,7 +105,7 @@ def load_masks(path: Path) -> Masks:
     Raises: BadInput where the file cannot be read, an index is out of order or repeated, or a parameter keeps nothing.
     """
     try:
-        open_regular(path).close()
+        check_tensor_file(path)
         with safe_open(path, framework="np") as file:
             told = file.metadata() or {}
             found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

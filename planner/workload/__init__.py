@@ -5,7 +5,16 @@ build, batch, loss and more. Whatever is wrong in them is one BadInput with the 
 Start reading in `workload.py`.
 """
 
-from planner.workload.model_folder import CALLBACKS, MODEL, SAMPLES, STORED, VERSION, WEIGHTS, ModelFolder
+from planner.workload.model_folder import (
+    CALLBACKS,
+    DAMAGES,
+    MODEL,
+    SAMPLES,
+    STORED,
+    VERSION,
+    WEIGHTS,
+    ModelFolder,
+)
 from planner.workload.optimizers import check_optimizer, joint_optimizer, of_nothing, whole_optimizer
 from planner.workload.served import SOCKET, flat
 from planner.workload.user_file import MODELS, is_users, outside, parse_settings, where_raised
@@ -13,6 +22,7 @@ from planner.workload.workload import Workload, arguments_of, evaluable, load
 
 __all__ = [
     "CALLBACKS",
+    "DAMAGES",
     "MODEL",
     "MODELS",
     "SAMPLES",

@@ -8,15 +8,16 @@ are imported by their names when they are needed.
 from __future__ import annotations
 
 import importlib
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from planner.errors import BadInput
-from planner.files import read_text
+from planner.files import check_tensor_file, read_json
 from planner.workload.served import SOCKET, ServedSample, ServedSamples, tensor_rows, unflat
 from planner.workload.user_file import kind_of
 
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 VERSION = 1
 MODEL, WEIGHTS, SAMPLES = "model.json", "weights.safetensors", "samples.safetensors"
 PARTS = {"captured": dict, "evaluation": dict, "batch": list, "recipe": dict}  # of model.json
-MOST_BYTES = 2**30
+MOST_BYTES = 2**27  # of model.json
+# What damaged data raises where it is read.
+DAMAGES = (LookupError, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError, AssertionError)
 CALLBACKS = ("on_step", "on_evaluation", "on_checkpoint", "on_failure")
 STORED = "stored"  # the batch itself is the dataset
 Json = Any  # what json.loads gives
@@ -45,11 +48,7 @@ class ModelFolder:
         Raises: BadInput where it is no such file.
         """
         file = self.path / MODEL
-        text = read_text(file, max_bytes=MOST_BYTES)
-        try:
-            found = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise BadInput(f"cannot be read: {error}", where=str(file)) from error
+        found = read_json(file, max_bytes=MOST_BYTES)
         if not isinstance(found, dict) or found.get("version") != VERSION:
             raise BadInput(
                 "is no model of this version", where=str(file), allowed=f"version {VERSION}; or update"
@@ -68,6 +67,7 @@ class ModelFolder:
         from safetensors.torch import load_file
 
         try:
+            check_tensor_file(self.path / name)
             return load_file(self.path / name)
         except (OSError, SafetensorError) as error:
             raise BadInput(f"cannot be read: {error}", where=str(self.path / name)) from error
@@ -82,8 +82,18 @@ class ModelFolder:
 
     def _rows(self, numbers: Sequence[int]) -> tuple[object, object]:
         tensors, shape = self._samples
-        inputs, targets = (unflat(part, tensors, numbers) for part in shape)
+        with self._reading("batch"):
+            inputs, targets = (unflat(part, tensors, numbers) for part in shape)
         return inputs, targets
+
+    @contextmanager
+    def _reading(self, part: str) -> Iterator[None]:
+        """Turns whatever a damaged part of the folder raises into one message."""
+        try:
+            yield
+        except DAMAGES as error:
+            said = f"its {part} is not what was written: {type(error).__name__}: {error}"
+            raise BadInput(said, where=str(self.path), allowed="a folder that sw.Workload wrote") from error
 
     def refuse(self, *given: object) -> object:
         """Refuses what only the user's code could do."""
@@ -116,21 +126,27 @@ class ModelFolder:
         import torch
 
         recipe, held = self.data["recipe"]["optimizer"], dict(named_parameters)
-        made = imported(recipe["class"], torch.optim.Optimizer, str(self.path))
-        groups: list[dict[str, Any]] = [
-            {"params": [held[name] for name in group["names"] if name in held], **_tupled(group["options"])}
-            for group in recipe["groups"]
-        ]
-        rows = groups or [{"params": list(held.values())}]
-        return made([row for row in rows if row["params"]], **_tupled(recipe["options"]))  # type: ignore[no-any-return]
+        with self._reading("optimizer"):
+            made = imported(recipe["class"], torch.optim.Optimizer, str(self.path))
+            given = _options(recipe["options"])
+            groups: list[dict[str, Any]] = []
+            for group in recipe["groups"]:
+                own = _options(group["options"])
+                made(
+                    [torch.zeros(1)], **given | {key: x for key, x in own.items() if key in given}
+                )  # it judges them
+                groups.append({"params": [held[name] for name in group["names"] if name in held], **own})
+            rows = groups or [{"params": list(held.values())}]
+            return made([row for row in rows if row["params"]], **given)  # type: ignore[no-any-return]
 
     def lr_schedule(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
         """Makes the schedule of the recipe."""
         import torch
 
         recipe = self.data["recipe"]["lr_schedule"]
-        made = imported(recipe["class"], torch.optim.lr_scheduler.LRScheduler, str(self.path))
-        return made(optimizer, **_tupled(recipe["options"]))  # type: ignore[no-any-return]
+        with self._reading("lr_schedule"):
+            made = imported(recipe["class"], torch.optim.lr_scheduler.LRScheduler, str(self.path))
+            return made(optimizer, **_options(recipe["options"]))  # type: ignore[no-any-return]
 
     def dataset(self, role: str) -> object:
         """Returns a dataset that the recipe's factory makes, or one that a notebook on this machine serves.
@@ -152,7 +168,8 @@ class ModelFolder:
     @property
     def _stored(self) -> int:
         tensors, shape = self._samples
-        return next(tensors[x["tensor"]].shape[0] for part in shape for x in tensor_rows(part))
+        with self._reading("batch"):
+            return next(tensors[x["tensor"]].shape[0] for part in shape for x in tensor_rows(part))
 
     def collate(self, samples: list[object]) -> object:
         """Joins samples by the recipe's function, by torch's own, or where the notebook serves them."""
@@ -192,12 +209,19 @@ def _attribute(name: str, where: str) -> object:
         for part in attribute.split("."):
             found = getattr(found, part)
         return found
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise BadInput(
             f"'{name}' cannot be imported: {error}", where=where, allowed="module:name, importable here"
         ) from error
 
 
-def _tupled(options: Mapping[str, Json]) -> dict[str, object]:
-    """Returns options with tuples in the place of lists, as torch's optimizers have them."""
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
+def _options(given: Mapping[str, Json]) -> dict[str, object]:
+    """Returns options with tuples in the place of lists, as torch's optimizers have them.
+
+    Raises: ValueError for a number that is not finite.
+    """
+    for name, value in given.items():
+        for number in value if isinstance(value, list) else [value]:
+            if isinstance(number, float) and not math.isfinite(number):
+                raise ValueError(f"{name} is {number}")
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from safetensors import SafetensorError, safe_open
 
 from planner.errors import BadInput
+from planner.files import check_tensor_file
 from runtime.checkpoint.integrity import (
     AVERAGE,
     INDEX,
@@ -196,7 +197,9 @@ class Checkpoint:
         found: dict[str, Tensor] = {}
         for part, wanted in by_part.items():
             try:
-                with safe_open(inside(self.folder, part), framework="pt") as file:
+                path = inside(self.folder, part)
+                check_tensor_file(path)
+                with safe_open(path, framework="pt") as file:
                     found |= {name: file.get_tensor(key) for name, key in wanted}
             except (OSError, SafetensorError) as error:
                 raise BadInput(f"cannot be read: {error}", where=str(self.folder / part)) from error

@@ -8,7 +8,6 @@ it.
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import re
 import shutil
@@ -20,7 +19,7 @@ from math import prod
 from pathlib import Path
 
 from planner.errors import BadInput
-from planner.files import WrongKey, decode, open_regular, read_bytes, read_text
+from planner.files import WrongKey, decode, open_regular, read_json, read_text
 
 INDEX = "index.json"
 SUM_OF_INDEX = "index.sum"
@@ -78,7 +77,7 @@ def read_index(checkpoint: Path) -> CheckpointIndex:
     """
     path = checkpoint / INDEX
     try:
-        found = json.loads(read_bytes(path, max_bytes=INDEX_BYTES))
+        found = read_json(path, max_bytes=INDEX_BYTES)
         settings = found.pop("settings", None)
         index = decode(CheckpointIndex, {**found, "settings": {}})
     except BadInput as error:

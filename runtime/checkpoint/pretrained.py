@@ -7,7 +7,6 @@ has, as `load_state_dict` does. Other conversions would change values in silence
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from planner.errors import BadInput
-from planner.files import open_regular, read_bytes
+from planner.files import check_tensor_file, read_json
 from planner.kept import Numbers
 from runtime.checkpoint.checkpoint import of_run
 from runtime.checkpoint.integrity import INDEX_BYTES
@@ -155,7 +154,7 @@ def _files(path: Path) -> Mapping[str, Path]:
 
 def _sharded(index: Path) -> dict[str, Path]:
     try:
-        table = json.loads(read_bytes(index, max_bytes=INDEX_BYTES))["weight_map"]
+        table = read_json(index, max_bytes=INDEX_BYTES)["weight_map"]
         return {str(name): index.parent / Path(str(file)).name for name, file in table.items()}
     except BadInput as error:
         raise BadInput(f"is no index of shards: {error.what}", where=str(index)) from error
@@ -165,7 +164,7 @@ def _sharded(index: Path) -> dict[str, Path]:
 
 def _opened(path: Path) -> safe_open:
     try:
-        open_regular(path).close()
+        check_tensor_file(path)
         return safe_open(path, framework="pt")
     except (OSError, SafetensorError) as error:
         raise BadInput(f"cannot be read: {error}", where=str(path), allowed=f"a {SUFFIX} file") from error

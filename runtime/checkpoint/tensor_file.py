@@ -17,13 +17,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from safetensors import SafetensorError, safe_open
 
 from planner.errors import BadInput
-from planner.files import open_regular
+from planner.files import HEADER_BYTES, LENGTH_BYTES, check_tensor_file, open_regular
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-LENGTH_BYTES = 8
-HEADER_BYTES = 100 * 2**20  # as safetensors has it
 _DTYPES = {
     "F64": "float64",
     "F32": "float32",
@@ -70,12 +68,11 @@ class TensorFile:
         Raises: BadInput where the file is no safetensors file, or is not as long as its header says.
         """
         try:
-            with safe_open(path, framework="pt"), open_regular(path) as file:
+            check_tensor_file(path)
+            with safe_open(path, framework="pt"):
+                pass  # it is judged, and its memory is free again
+            with open_regular(path) as file:
                 length = int.from_bytes(file.read(LENGTH_BYTES), "little")
-                if length > HEADER_BYTES:
-                    raise BadInput(
-                        f"has a header of {length} bytes", where=str(path), allowed=f"{HEADER_BYTES}"
-                    )
                 return cls(path, LENGTH_BYTES + length, json.loads(file.read(length)))
         except (OSError, SafetensorError, ValueError) as error:
             raise BadInput(f"cannot be read: {error}", where=str(path)) from error
@@ -131,6 +128,9 @@ def write(tensors: Mapping[str, Tensor], path: Path) -> None:
         end += x.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
+    if len(text) > HEADER_BYTES:
+        what = f"{len(header)} tensors in one file have a header of {len(text)} bytes"
+        raise BadInput(what, where=str(path), allowed=f"at most {HEADER_BYTES}: a plan with more ranks")
     with path.open("wb") as file:
         file.write(pack("<Q", len(text)) + text)
         for _, x in rows:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,6 +82,7 @@ def load_index(path: Path, data: Sequence[Any]) -> IntArray:
 def _rows(path: Path) -> NDArray[Any]:
     try:
         with open_regular(path) as file:
+            _check_first_row(file, path)
             rows = np.load(file, allow_pickle=False)
     except (OSError, ValueError, EOFError, MemoryError) as error:
         raise BadInput(f"cannot be read: {error}", where=str(path), allowed="what dedup wrote") from None
@@ -89,6 +91,22 @@ def _rows(path: Path) -> NDArray[Any]:
     if not len(kept) or rows["index"][0] != -1 or kept.min() < 0 or kept.max() >= rows["content"][0]:
         raise BadInput("is no index of samples", where=str(path), allowed="what dedup wrote")
     return np.asarray(rows)
+
+
+def _check_first_row(file: BinaryIO, path: Path) -> None:
+    """Reads the head and the first row alone, so that nothing is read whole that cannot be an index.
+
+    Raises: BadInput where they are no index's; ValueError where there is no head.
+    """
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, kind = read(file)
+    begin, size = file.tell(), os.fstat(file.fileno()).st_size
+    first = np.frombuffer(file.read(ROW.itemsize).ljust(ROW.itemsize, b"\0"), ROW)[0]
+    whole = kind == ROW and len(shape) == 1 and begin + shape[0] * ROW.itemsize == size
+    if not whole or first["index"] != -1 or first["content"] < shape[0] - 1:
+        raise BadInput("is no index of samples", where=str(path), allowed="what dedup wrote")
+    file.seek(0)
 
 
 def _other(path: Path, why: str) -> BadInput:

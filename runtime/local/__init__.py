@@ -8,18 +8,14 @@ Start reading in `run.py`; `main.py` is the supervisor process, `supervise.py` i
 from runtime.local.run import LocalBackend, start
 from runtime.local.supervise import (
     STACKS_S,
-    START_S,
     be_a_rank,
-    die_with_parent,
     supervise,
 )
 
 __all__ = [
     "STACKS_S",
-    "START_S",
     "LocalBackend",
     "be_a_rank",
-    "die_with_parent",
     "start",
     "supervise",
 ]

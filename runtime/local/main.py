@@ -21,8 +21,8 @@ from planner import plan as plans
 from planner.plan import Plan
 from runtime import checkpoint as checkpoints
 from runtime import runfolder
-from runtime.local.supervise import die_with_parent, supervise
-from runtime.runfolder import Attempt, Job, Paths, note_attempt, result_of, tell
+from runtime.local.supervise import supervise
+from runtime.runfolder import Attempt, Job, Paths, die_with_parent, note_attempt, result_of, tell
 from runtime.train import Model, run_script, sleep_rank, train_rank
 
 STATES = {signal.SIGINT: "interrupted", signal.SIGTERM: "ended"}

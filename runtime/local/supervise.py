@@ -6,7 +6,6 @@ dies with the supervisor. Each rank leads its own process group, which is ended 
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import json
 import mmap
@@ -23,8 +22,12 @@ from typing import NoReturn
 from runtime.runfolder import (
     BEAT,
     LOG_LOOK_S,
+    START_S,
     Outcome,
     Paths,
+    StopWatch,
+    WatchClock,
+    die_with_parent,
     is_stopped,
     log_end,
     read_cause,
@@ -34,10 +37,8 @@ from runtime.runfolder import (
 )
 
 POLL_S = 0.05
-START_S = 600.0  # until the first beat: capturing and loading
 GRACE_S = 1.0  # after the first failure, for causes that are still being written
 STACKS_S = 0.5  # until ranks have written their stacks
-PR_SET_PDEATHSIG = 1
 
 Asked = Callable[[], tuple[str, str] | None]  # whether all is to end: state and cause
 
@@ -45,6 +46,7 @@ Asked = Callable[[], tuple[str, str] | None]  # whether all is to end: state and
 @dataclass
 class _Rank:
     pid: int
+    stop: StopWatch
     status: int | None = None
     count: int = 0
     waiting: bool = False
@@ -55,11 +57,12 @@ class RankWatch:
     """A watch over the processes of one run, by rank."""
 
     def __init__(self, paths: Paths, pids: Mapping[int, int], deadline_s: float, told: Asked) -> None:
-        now = time.monotonic()
+        self._clock = WatchClock()
+        now = self._clock.now()
         self._told = told
         self._paths, self._deadline_s = paths, deadline_s
         self._look_s = 0.0
-        self._ranks = {rank: _Rank(pid, since_s=now) for rank, pid in pids.items()}
+        self._ranks = {rank: _Rank(pid, StopWatch(pid), since_s=now) for rank, pid in pids.items()}
         with paths.heartbeat.open("r+b") as file:
             self._beats = mmap.mmap(file.fileno(), BEAT.size * len(pids))
 
@@ -80,15 +83,20 @@ class RankWatch:
                 return Outcome(told[0], cause=told[1], exits=self._exits())
             hung = self._hung()
             if hung is not None:
-                said = self._say_stacks(hung)
+                cause = self._stood_still(hung) + self._say_stacks(hung)
                 self._end_all()
-                doing = "waits for another rank" if self._ranks[hung].waiting else "is in a call of its own"
-                cause = f"rank {hung} made no progress for {self._deadline_s:.1f} s and {doing}{said}"
                 return Outcome("hung", hung, cause, self._exits())
             if time.monotonic() > self._look_s:
                 self._look_s = time.monotonic() + LOG_LOOK_S
                 self._paths.bound_logs()
             time.sleep(POLL_S)
+
+    def _stood_still(self, hung: int) -> str:
+        doing = "waits for another rank" if self._waits(hung) else "is in a call of its own"
+        return f"rank {hung} made no progress for {self._deadline_s:.1f} s and {doing}"
+
+    def _waits(self, number: int) -> bool:
+        return self._ranks[number].waiting and not self._ranks[number].stop.seconds(self._clock.now())
 
     def _say_stacks(self, hung: int) -> str:
         """Has all ranks write in their logs where they stand, and returns where the rank to blame does."""
@@ -120,19 +128,23 @@ class RankWatch:
         """Ends all ranks and finds the rank to blame.
 
         Several ranks fail within moments of each other. The order of blame is: an error of a rank's own, a
-        kill, an exit without a cause, an error that follows from another rank's end.
+        kill, a rank that is stopped, an exit without a cause, an error that follows from another rank's end.
         """
         self._settle()
         ended = {n: rank.status for n, rank in self._ranks.items() if rank.status}
+        stopped = [n for n, rank in self._ranks.items() if rank.status is None and is_stopped(rank.pid)]
         self._end_all()
         causes = [cause for n in self._ranks if (cause := read_cause(self._paths.cause(n))) is not None]
         causes.sort(key=lambda cause: (cause.secondary, cause.time_ns))
         told = {cause.rank for cause in causes}
         killed = [n for n, status in ended.items() if status < 0]
-        mute = killed or [n for n in ended if n not in told]
+        mute = killed or stopped or [n for n in ended if n not in told]
         if causes and not (causes[0].secondary and mute):
             return Outcome("failed", causes[0].rank, causes[0].what, self._exits())
         blamed = mute[0] if mute else first
+        if blamed in stopped:
+            what = f"rank {blamed} was stopped by a signal, and those that waited for it have ended"
+            return Outcome("hung", blamed, what, self._exits())
         status = self._ranks[blamed].status
         assert status is not None
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with {status}"
@@ -146,20 +158,21 @@ class RankWatch:
             time.sleep(POLL_S)
 
     def _hung(self) -> int | None:
-        now, view = time.monotonic(), memoryview(self._beats).cast("q")
+        now, view = self._clock.now(), memoryview(self._beats).cast("q")
         for number, rank in self._ranks.items():
             count, waiting = view[2 * number], bool(view[2 * number + 1])
             if count != rank.count:
                 rank.count, rank.waiting, rank.since_s = count, waiting, now
         view.release()
         alive = {n: rank for n, rank in self._ranks.items() if rank.status is None}
+        stopped = {n: rank.stop.seconds(now) for n, rank in alive.items()}
+        if max(stopped.values(), default=0.0) > self._deadline_s:  # however others beat
+            return max(stopped, key=lambda n: stopped[n])
         limit = {n: self._deadline_s if rank.count else START_S for n, rank in alive.items()}
         if any(now - rank.since_s <= limit[n] for n, rank in alive.items()):
             return None  # who waits for one that still moves, be it slowly, does not hang
-        for rank in alive.values():
-            rank.waiting &= not is_stopped(rank.pid)  # it waits for nobody who cannot run
         # Who waits is stopped by who does not; among equals the one that stood still first.
-        return min(alive, key=lambda n: (alive[n].waiting, alive[n].since_s))
+        return min(alive, key=lambda n: (self._waits(n), alive[n].since_s))
 
     def _end_all(self) -> None:
         """Kills the ranks and the processes that they have started, such as those that load samples."""
@@ -175,17 +188,6 @@ class RankWatch:
 
     def _exits(self) -> tuple[int, ...]:
         return tuple(rank.status or 0 for _, rank in sorted(self._ranks.items()))
-
-
-def die_with_parent(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
-    """Makes the kernel signal this process when its parent ends.
-
-    Args: `parent` is the process number that the parent has now; where it has ended already, this process
-      exits.
-    """
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, by)
-    if os.getppid() != parent:  # it was gone before we asked
-        os._exit(1)
 
 
 def fork_ranks(paths: Paths, ranks: int, main: Callable[[int], None]) -> dict[int, int]:

@@ -16,7 +16,10 @@ from runtime.runfolder.drift import DriftWatch, outside_bars, readers_of, waitin
 from runtime.runfolder.durable import append_step, keep_room, write_durably, write_whole
 from runtime.runfolder.holder import (
     RunProcess,
+    StopWatch,
+    WatchClock,
     cancel,
+    die_with_parent,
     find,
     is_stopped,
     last_number,
@@ -26,7 +29,7 @@ from runtime.runfolder.holder import (
     release,
     take_number,
 )
-from runtime.runfolder.job import FILE, TORCHRUN, Job, check, read
+from runtime.runfolder.job import FILE, START_S, TORCHRUN, Job, check, read
 from runtime.runfolder.metrics import (
     COUNT,
     JUDGED_STEPS,
@@ -72,6 +75,7 @@ __all__ = [
     "JUDGED_STEPS",
     "LOG_LOOK_S",
     "LOSS",
+    "START_S",
     "STOPPED",
     "TORCHRUN",
     "Attempt",
@@ -87,11 +91,14 @@ __all__ = [
     "Result",
     "RunProcess",
     "StepMetrics",
+    "StopWatch",
+    "WatchClock",
     "append_step",
     "attempts",
     "cancel",
     "check",
     "claimed",
+    "die_with_parent",
     "evaluations_of",
     "find",
     "in_vain",

@@ -7,11 +7,13 @@ supervises this very folder, since anybody may have written the folder's files.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -23,6 +25,9 @@ from planner.files import find_record
 from runtime.runfolder.durable import write_durably, write_whole
 from runtime.runfolder.paths import Paths
 
+PR_SET_PDEATHSIG = 1
+LOOK_S = 0.2  # at whether a process is stopped
+MOST_GAP_S = 5.0  # between two looks of a watch that can run
 SUPERVISORS = ("runtime.local.main", "runtime.slurm.supervisor")  # modules, as command lines name them
 
 
@@ -205,6 +210,51 @@ def is_stopped(pid: int) -> bool:
         return _stat(pid)[0] in ("T", "t")
     except (OSError, IndexError):
         return False
+
+
+def die_with_parent(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
+    """Makes the kernel signal this process when its parent ends.
+
+    Args: `parent` is the process number that the parent has now; where it has ended already, this process
+      exits.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, by)
+    if os.getppid() != parent:  # it was gone before we asked
+        os._exit(1)
+
+
+class WatchClock:
+    """A clock that stands while its process does, such as a watch that SLURM suspends with the ranks it watches."""
+
+    def __init__(self, read: Callable[[], float] = time.monotonic) -> None:
+        self._read, self._last_s, self._lost_s = read, read(), 0.0
+
+    def now(self) -> float:
+        """Returns seconds. A watch calls it all the time; what it could not is no time of those that it watches."""
+        now = self._read()
+        if now - self._last_s > MOST_GAP_S:
+            self._lost_s += now - self._last_s
+        self._last_s = now
+        return now - self._lost_s
+
+
+class StopWatch:
+    """Tells for how long a process has been stopped, by looking at it now and then."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid, self._look_s = pid, float("-inf")
+        self._since_s: float | None = None
+
+    def seconds(self, now: float) -> float:
+        """Returns for how long the process has been seen stopped without a break, 0 where it is not stopped.
+
+        Args: `now` is the time of one clock, always the same one.
+        """
+        if now >= self._look_s:
+            self._look_s = now + LOOK_S
+            before = now if self._since_s is None else self._since_s
+            self._since_s = before if is_stopped(self._pid) else None
+        return 0.0 if self._since_s is None else now - self._since_s
 
 
 def _stat(pid: int) -> list[str]:

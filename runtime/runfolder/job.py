@@ -15,6 +15,7 @@ from runtime.runfolder.durable import write_durably
 from runtime.runfolder.paths import Paths
 
 Content = Literal["layers", "sleep"]
+START_S = 600.0  # until the first beat of a rank: capturing and loading
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +58,11 @@ class Job:
     def limit(self) -> float | None:
         """Returns the norm that gradients are clipped to; infinite where it is only to be recorded."""
         return float("inf") if self.clip_norm is None and self.grad_norm else self.clip_norm
+
+    @property
+    def patience_s(self) -> float:
+        """Returns how long a call waits for other ranks: longer than who watches them, and names the one to blame."""
+        return max(1.2 * START_S, 2 * self.deadline_s)
 
     def write(self, paths: Paths) -> None:
         """Writes `job.json` in the run folder, whole or not at all."""

@@ -27,6 +27,7 @@ class RankRecord:
     state: str = "running"  # done | stopped | failed | hung | ended: by its keeper, after another's end
     status: int = 0  # exit status; the negative of the signal that killed it
     waiting: bool = False  # for another rank, when it ended
+    stopped: bool = False  # by a signal, when it ended
     still_s: float = 0.0  # without progress, when it ended
     at: str = ""  # the line where it stood still
 
@@ -76,7 +77,7 @@ def _failed(
 ) -> Outcome:
     """Returns the outcome with the rank to blame.
 
-    The order of blame is: an error of a rank's own, a kill, a standstill, an exit without a cause, a rank
+    The order of blame is: an error of a rank's own, a kill, one that is stopped, a standstill, an exit without a cause, a rank
     that vanished, an error that follows from another rank's end.
     """
     causes = [cause for rank in range(len(hosts)) if (cause := read_cause(paths.cause(rank))) is not None]
@@ -88,8 +89,9 @@ def _failed(
         if record.state == "failed" and record.status < 0:
             how = f"was killed by {signal.Signals(-record.status).name}"
             return Outcome("failed", record.rank, f"rank {record.rank} on {record.host} {how}", exits)
-    if any(record.state == "hung" for record in found):
-        first = min((r for r in found if r.state in ("hung", "ended")), key=lambda r: (r.waiting, -r.still_s))
+    if any(record.state == "hung" or record.stopped for record in found):
+        still = [r for r in found if r.state in ("hung", "ended")]
+        first = min(still, key=lambda r: (not r.stopped, r.waiting, -r.still_s))
         where = ", ".join(sorted(set(hosts)))
         doing = "waits for another rank" if first.waiting else "is in a call of its own"
         if all(record.waiting for record in found):

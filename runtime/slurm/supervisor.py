@@ -24,13 +24,13 @@ from planner.errors import BadInput, ShardwrightError
 from planner.plan import Plan
 from runtime import checkpoint as checkpoints
 from runtime import runfolder
-from runtime.local import die_with_parent
 from runtime.runfolder import (
     STOPPED,
     Attempt,
     Outcome,
     Paths,
     attempts,
+    die_with_parent,
     in_vain,
     keep_room,
     note_attempt,

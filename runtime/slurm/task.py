@@ -21,8 +21,21 @@ from planner import plan as plans
 from planner.errors import ShardwrightError
 from planner.plan import Plan
 from runtime import runfolder
-from runtime.local import STACKS_S, START_S, be_a_rank
-from runtime.runfolder import BEAT, LOG_LOOK_S, STOPPED, Heartbeat, Job, Outcome, Paths, log_end, stands_at
+from runtime.local import STACKS_S, be_a_rank
+from runtime.runfolder import (
+    BEAT,
+    LOG_LOOK_S,
+    START_S,
+    STOPPED,
+    Heartbeat,
+    Job,
+    Outcome,
+    Paths,
+    StopWatch,
+    WatchClock,
+    log_end,
+    stands_at,
+)
 from runtime.slurm import task_layout
 from runtime.slurm.rank_records import RankRecord
 from runtime.slurm.task_layout import Granted
@@ -98,7 +111,9 @@ class Keeper:
     def __init__(self, paths: Paths, job: Job, here: Granted, heart: int, pid: int) -> None:
         self._paths, self._job, self._pid = paths, job, pid
         self._heart = mmap.mmap(heart, BEAT.size)
-        self._beat = Beat(since_s=time.monotonic())
+        self._clock = WatchClock()
+        self._beat = Beat(since_s=self._clock.now())
+        self._stop = StopWatch(pid)
         self._record = RankRecord(
             rank=here.rank, generation=job.generation, host=here.host, node=here.node, pid=pid
         )
@@ -145,14 +160,16 @@ class Keeper:
             time.sleep(POLL_S)
 
     def _stands_still(self) -> bool:
-        now, seen = time.monotonic(), self._beat
+        now, seen = self._clock.now(), self._beat
         count, waiting = BEAT.unpack(self._heart[:])
         if count != seen.count:
             seen.count, seen.waiting, seen.since_s = count, bool(waiting), now
-        seen.waiting &= not runfolder.is_stopped(self._pid)  # it waits for nobody who cannot run
+        stopped_s = self._stop.seconds(now)
+        if stopped_s > self._job.deadline_s:
+            return True
         deadline_s = self._job.deadline_s if seen.count else START_S
         # Who waits leaves it to the keeper of the one waited for to say so first.
-        return now - seen.since_s > deadline_s + (PATIENCE_S if seen.waiting else 0.0)
+        return now - seen.since_s > deadline_s + (PATIENCE_S if seen.waiting and not stopped_s else 0.0)
 
     def _end(self, state: str) -> int:
         """Ends the rank. In a standstill each rank first writes in its log where it stands."""
@@ -160,6 +177,7 @@ class Keeper:
             self._paths.failed(self._job.generation).write_text(state)
             self._say_where()
             time.sleep(2 * LOOK_S)  # the keepers of those that wait see the mark, and do the same
+        self._record = replace(self._record, stopped=runfolder.is_stopped(self._pid))
         os.kill(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
         return self._leave(state, 1)
@@ -174,7 +192,7 @@ class Keeper:
 
     def _another_hangs(self) -> bool:
         """Returns whether this rank waits for one that stands still, and has not yet said where it waits."""
-        now = time.monotonic()
+        now = self._clock.now()
         if self._said or not self._beat.waiting or now - max(self._beat.since_s, self._asked_s) < LOOK_S:
             return False
         self._asked_s = now
@@ -190,9 +208,13 @@ class Keeper:
     def _leave(self, state: str, status: int) -> int:
         if _is_followed(self._paths, self._job):  # the files are those of the ranks that came after
             return 1
-        still = time.monotonic() - self._beat.since_s
+        still = self._clock.now() - self._beat.since_s
         end = self._record = replace(
-            self._record, state=state, status=status, waiting=self._beat.waiting, still_s=round(still, 1)
+            self._record,
+            state=state,
+            status=status,
+            waiting=self._beat.waiting and not self._record.stopped,  # it waits for nobody who cannot run
+            still_s=round(still, 1),
         )
         if state in ("failed", "hung"):
             self._paths.failed(self._job.generation).write_text(state)

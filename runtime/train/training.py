@@ -250,7 +250,8 @@ def sleep_rank(paths: Paths, job: Job, plan: Plan, rank: int) -> None:
     """
     torch.set_num_threads(1)
     at = paths.rendezvous(job.generation)
-    world = worlds.join(at, rank, len(plan.places), torch.device("cpu"), job.rendezvous, cards_of(plan))
+    device, cards = torch.device("cpu"), cards_of(plan)
+    world = worlds.join(at, rank, len(plan.places), device, job.rendezvous, cards, job.patience_s)
     made = sleeping(plan, world, Heartbeat(paths.heartbeat, rank, world.size))
     _settle_memory()
     for step in range(1, job.steps + 1):
@@ -272,7 +273,7 @@ def training_of(paths: Paths, job: Job, model: Model, rank: int, pulse: Pulse | 
     device = torch.device("cuda", places[rank].slot) if job.device == "cuda" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    world = worlds.join(at, rank, len(places), device, job.rendezvous, cards)
+    world = worlds.join(at, rank, len(places), device, job.rendezvous, cards, job.patience_s)
     start = checkpoints.latest(paths.checkpoints)
     assert start is not None, "a run is launched with checkpoint 0"
     if pulse is None:

@@ -26,7 +26,7 @@ from runtime import runfolder
 from runtime.world import rendezvous as meeting
 
 CLOCK_ROUNDS = 9  # of which the quickest tells the difference of two clocks
-TIMEOUT_S = 120.0  # of a single communication call; the supervisor is faster
+TIMEOUT_S = 120.0  # of a single communication call, where nobody watches the ranks
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,7 @@ class World:
     device: torch.device
     group: dist.ProcessGroup | None
     clock: HostClock = HostClock()
+    patience_s: float = TIMEOUT_S  # of a single communication call
 
     def new_group(self, ranks: Sequence[int]) -> dist.ProcessGroup | None:
         """Makes a communicator; all ranks must call it, in one order.
@@ -77,7 +78,7 @@ class World:
         Args: `ranks` are its members.
         Returns: None for ranks that are no part of it.
         """
-        made = dist.new_group(list(ranks), timeout=timedelta(seconds=TIMEOUT_S))
+        made = dist.new_group(list(ranks), timeout=timedelta(seconds=self.patience_s))
         return made if self.rank in ranks else None
 
     def rail(self, ranks: Sequence[int], name: str, interface: str = "") -> Rail:
@@ -87,7 +88,7 @@ class World:
             `interface` is the card's, "" for that of all messages.
         """
         store = PrefixStore(f"rail/{name}/", _get_default_store())
-        return rail_of(store, ranks.index(self.rank), len(ranks), interface)
+        return rail_of(store, ranks.index(self.rank), len(ranks), interface, self.patience_s)
 
     def agree(self, text: str) -> bool:
         """Returns whether all ranks hold the same text; all of them must call it.
@@ -114,13 +115,14 @@ class World:
             dist.destroy_process_group()
 
 
-def rail_of(store: Store, rank: int, size: int, interface: str = "") -> Rail:
+def rail_of(store: Store, rank: int, size: int, interface: str = "", patience_s: float = TIMEOUT_S) -> Rail:
     """Makes a communicator of hosts over one network card; collective.
 
-    Args: `store` is where its ranks meet, and nobody else; `interface` is the card's, "" for that of all messages.
+    Args: `store` is where its ranks meet, and nobody else; `interface` is the card's, "" for that of all messages; a
+        call may last for `patience_s`.
     """
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._timeout = timedelta(seconds=TIMEOUT_S)
+    options._timeout = timedelta(seconds=patience_s)
     make = dist.ProcessGroupGloo.create_device
     options._devices = [
         make(interface=interface) if interface else dist.ProcessGroupGloo.create_default_device()
@@ -143,12 +145,14 @@ def join(
     device: torch.device,
     how: str = runfolder.FILE,
     cards: Sequence[str] = (),
+    patience_s: float = TIMEOUT_S,
 ) -> World:
     """Meets the other ranks.
 
     Args: `rendezvous` is a file in the run folder; `how` is one of those in `rendezvous.py`, by default a
         file that nobody else can reach; `cards` are interfaces of this host that sums go over. Messages go over the
-        first, where the environment does not say otherwise.
+        first, where the environment does not say otherwise. A call may last for `patience_s`, longer than whoever
+        watches the ranks waits for one of them.
     Returns: the world of this rank.
     Raises: BadInput where an interface does not exist.
     """
@@ -159,13 +163,14 @@ def join(
         return alone(device)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     store = meeting.store(how, rendezvous, rank, size)
-    timeout = timedelta(seconds=TIMEOUT_S)
+    timeout = timedelta(seconds=patience_s)
     if store is None:
         dist.init_process_group(backend, init_method="env://", timeout=timeout)
     else:
+        store.set_timeout(timeout)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     assert dist.group.WORLD is not None
-    return World(rank, size, device, dist.group.WORLD, clock(rank, size, dist.group.WORLD))
+    return World(rank, size, device, dist.group.WORLD, clock(rank, size, dist.group.WORLD), patience_s)
 
 
 def clock(

@@ -17,6 +17,8 @@ DEADLINE_S = 0.8
 
 def rank_main(paths: Paths, how: str, rank: int) -> None:
     heart = Heartbeat(paths.heartbeat, rank, RANKS)
+    if how.endswith("before it begins"):
+        _never_begin(how, rank)
     for step in range(10**6 if how != "well" else 20):
         heart.beat(False)
         if step == 0 and rank == 3 and how == "raise":
@@ -27,6 +29,16 @@ def rank_main(paths: Paths, how: str, rank: int) -> None:
         if step > 10 and how != "well":
             _follow(heart, how, rank)
         time.sleep(0.01)
+
+
+def _never_begin(how: str, rank: int) -> None:
+    """The others wait for the stopped one where they meet: for ever, or until their timeout, which comes first."""
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if how.startswith("time out"):
+        time.sleep(0.3)
+        raise RuntimeError("Timed out waiting 120000ms for recv operation to complete")
+    time.sleep(1000)
 
 
 def _start_a_loader(paths: Paths) -> None:

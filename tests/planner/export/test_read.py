@@ -150,13 +150,36 @@ def test_a_command_of_torchrun_says_its_replicas() -> None:
         ("echo 'hello", "is no list of flags"),
         ("", "is no configuration that is known"),
         ("distributed_type: MEGATRON_LM\n", "leaves the split to DeepSpeed or Megatron"),
-        ("DP_SHARD = 0\n", "below 1"),
+        ("DP_SHARD = 0\n", "DP_SHARD is 0.*1 to"),
+        ("DP_SHARD = 2\nACCUMULATION_STEPS = 10**30\n", "ACCUMULATION_STEPS is computed.*a constant"),
+        (
+            "DP_SHARD = 2\nGLOBAL_BATCH_SIZE = 16\nACCUMULATION_STEPS = 10000\n",
+            "10000 micro-batches of 1 on 2",
+        ),
+        ("DP_SHARD = 2\nMICRO_BATCH_SIZE = 0\n", "MICRO_BATCH_SIZE is 0"),
+        ("PARALLELISM = dict(a=1)\nPARALLELISM = {}\n", "PARALLELISM is computed"),
+        ("--micro-batch-size 0 --global-batch-size 16", "micro_batch_size is 0.*1 to"),
+        ("--pipeline-model-parallel-size 0 --micro-batch-size 1", "parallel_size is 0"),
+        (
+            "--parallelism.pipeline_parallel_degree 2 --parallelism.pipeline_parallel_microbatch_size 0",
+            "is 0",
+        ),
+        ("--parallelism.pipeline_parallel_degree -2", "degree is -2"),
+        ('{"train_batch_size": 16, "train_micro_batch_size_per_gpu": 0}', "per_gpu is 0"),
+        (
+            '{"train_batch_size": 16, "gradient_accumulation_steps": 999999999}',
+            "999999999 micro-batches of 1 .* do not make 16",
+        ),
+        ('{"train_batch_size": 16, "gradient_accumulation_steps": 1' + "0" * 30 + "}", "steps is '1000"),
+        ('{"train_batch_size": 16, "gradient_accumulation_steps": 1e30}', "steps is '1e"),
+        ("torchrun --nproc-per-node 4 x.py --gradient_accumulation_steps 0", "steps is 0"),
+        ("torchrun --nproc-per-node 99999999999 x.py", "nproc_per_node is 99999999999"),
     ],
 )
 def test_what_means_nothing_is_named(text: str, said: str) -> None:
     with pytest.raises(BadInput, match=said) as error:
         filled(text)
-    assert str(error.value).startswith("mine: ")
+    assert str(error.value).startswith("mine:")
 
 
 def test_modules_that_the_model_has_not_are_named() -> None:

@@ -66,6 +66,28 @@ def test_logs_are_told_with_their_file_and_by_rank(paths: Paths) -> None:
         list(logs.lines_of(paths.root, 7, follow=False))
 
 
+@pytest.mark.parametrize(
+    ("raw", "lines"),
+    [
+        (b"\x1b[1;31mred\x1b[0m\x1b]0;title\x07!\x1b]8;;http://x\x1b\\here\x1bc\n", ["red!here"]),
+        (b"10%\r20%\r\n30%\n", ["10%", "20%", "30%"]),
+        ("\u202egnp.exe\x9b2Jx\x07\x00\n".encode(), ["\\u202egnp.exex\\x07\\x00"]),
+        (b"\x1b]never ends\n\x1b[31\n", ["", "31"]),
+        (b"y" * 5000 + b"\n", ["y" * 4000 + " ... (1000 more characters)"]),
+    ],
+)
+def test_lines_of_a_log_are_clean_and_short(raw: bytes, lines: list[str], paths: Paths) -> None:
+    paths.log(0).write_bytes(raw)
+    assert [line for _, line in logs.lines_of(paths.root, 0, follow=False)] == lines
+
+
+def test_of_a_log_of_millions_of_lines_the_last_are_told(paths: Paths) -> None:
+    paths.log(0).write_bytes(b"".join(b"%d\x07\n" % number for number in range(500_000)))
+    first, *rest = [line for _, line in logs.lines_of(paths.root, 0, follow=False)]
+    assert first.endswith("earlier lines are left out)") and len(rest) == logs.MOST_LINES
+    assert rest[-1] == "499999\\x07"
+
+
 def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="is no run folder"):
         status.of(tmp_path)

@@ -31,6 +31,7 @@ def left(paths: Paths, rank: int, state: str, status: int = 0, **more: float | b
         status=status,
         waiting=bool(more.get("waiting")),
         still_s=float(more.get("still_s", 0.0)),
+        stopped=bool(more.get("stopped")),
     ).write(paths)
 
 
@@ -90,6 +91,18 @@ def test_of_ranks_that_stand_still_the_one_that_waits_for_nobody_is_named(paths:
     found = outcome(paths)
     assert (found.state, found.rank) == ("hung", 2)
     assert "made no progress for 3.0 s and is in a call of its own" in found.cause
+
+
+def test_a_stopped_rank_is_named_before_those_that_stood_still_longer_or_timed_out(paths: Paths) -> None:
+    """As where it is stopped before its first beat, and others wait at the place where ranks meet."""
+    left(paths, 0, "failed", 1)
+    raised(paths, 0, "rank 0: RuntimeError: Timed out waiting 120000ms", 5, secondary=True)
+    left(paths, 1, "ended", 1, still_s=130.0)
+    left(paths, 2, "ended", 1, still_s=90.0, stopped=True)
+    left(paths, 3, "ended", 1, still_s=140.0)
+    found = outcome(paths)
+    assert (found.state, found.rank) == ("hung", 2)
+    assert "rank 2 on n2 made no progress for 90.0 s" in found.cause
 
 
 def test_where_all_ranks_wait_no_rank_is_to_blame_but_what_is_between_them(paths: Paths) -> None:
