@@ -1,7 +1,8 @@
 """The layouts of a model on a group that no other one equals in time and memory, over meshes and prices of memory.
 
 For each mesh the program is solved without a price of memory and with one by which little else counts. Between
-two layouts found, the price at which both are worth the same is tried next, until nothing new is found.
+two layouts found, the price at which both are worth the same is tried next, until nothing new is found. What the list
+says of a layout, and which ones it leaves out, is by the price of the plan that has it.
 """
 
 from __future__ import annotations
@@ -10,17 +11,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from planner.choose.folded import folded
-from planner.choose.machine import MeshOnCluster, meshes, on_cluster
 from planner.choose.options import decisions_of
 from planner.choose.prices import NOT_STORED, LayoutPrice, Storing, price
 from planner.choose.program import program
 from planner.choose.solve import LayoutProgram, Solver
 from planner.choose.work import GroupWork
-from planner.choose.written import graph_by, graph_of, lines_of
+from planner.choose.written import as_read, graph_by, graph_of, lines_of
 from planner.cluster import Cluster
+from planner.group import MeshOnCluster, meshes, on_cluster
 from planner.layout import LocalGraph, Mesh, Wish
 
 MOST_KEPT = 8  # layouts of a list
+Priced = Callable[[Mesh, tuple[Wish, ...]], LayoutPrice]  # what a plan with this cut takes
 _SOLVES = 9  # of one mesh
 _DEAR = 300.0  # times what a byte of the fastest layout takes: memory is then all but everything that counts
 
@@ -49,21 +51,25 @@ def layouts(
     axes: int = 2,
     solver: Solver | None = None,
     note: Callable[[Mesh], None] = lambda _: None,
+    priced: Priced | None = None,
+    most: int = MOST_KEPT,
 ) -> list[ChosenLayout]:
     """Returns the layouts that none equals in time and memory, fastest first.
 
-    Args: `mesh` is the only one to try where it is given; else all of at most so many `axes` are tried. `note` hears of
+    Args: `priced` says what a plan with a layout takes; without it, layouts are compared as they are searched. There are at most `most`. `mesh` is the only one to try where it is given; else all of at most so many `axes` are tried. `note` hears of
         each mesh before it is tried.
     Raises: BadInput where the cluster has fewer devices than the group has ranks.
     """
     found: list[ChosenLayout] = []
     for each in [mesh] if mesh else meshes(ranks, axes):
         note(each)
-        found += _on_mesh(work, on_cluster(each, cluster), solver)
-    return _thinned(_best(found))
+        found += _on_mesh(work, on_cluster(each, cluster), solver, priced)
+    return _thinned(_best(found), most)
 
 
-def _on_mesh(work: GroupWork, on: MeshOnCluster, solver: Solver | None) -> Iterator[ChosenLayout]:
+def _on_mesh(
+    work: GroupWork, on: MeshOnCluster, solver: Solver | None, of_plan: Priced | None
+) -> Iterator[ChosenLayout]:
     trained = work.with_gradients()
     decisions = decisions_of(folded(work.operations), on.mesh, trained, work.resolved)
     asked = program(decisions, work, on)
@@ -73,9 +79,10 @@ def _on_mesh(work: GroupWork, on: MeshOnCluster, solver: Solver | None) -> Itera
             priced = price(graph, work, on)
             return priced.ns + worth * priced.bytes
 
-        lines = lines_of(work, decisions, choice, cost)
+        lines = as_read(lines_of(work, decisions, choice, cost))
         graph = graph_by(work, on.mesh, lines)
-        yield ChosenLayout(on=on, lines=lines, price=price(graph, work, on), graph=graph)
+        found = of_plan(on.mesh, lines) if of_plan is not None else price(graph, work, on)
+        yield ChosenLayout(on=on, lines=lines, price=found, graph=graph)
 
 
 def explored(
@@ -118,10 +125,10 @@ def _best(found: Sequence[ChosenLayout]) -> list[ChosenLayout]:
     return kept
 
 
-def _thinned(found: list[ChosenLayout]) -> list[ChosenLayout]:
-    """Returns at most MOST_KEPT, without those that save least memory for what they take longer."""
+def _thinned(found: list[ChosenLayout], most: int) -> list[ChosenLayout]:
+    """Returns at most so many, without those that save least memory for what they take longer."""
     kept = list(found)
-    while len(kept) > MOST_KEPT:
+    while len(kept) > most:
         gains = [
             (kept[i - 1].price.bytes - kept[i].price.bytes) * (kept[i + 1].price.ns - kept[i].price.ns)
             for i in range(1, len(kept) - 1)

@@ -1,7 +1,8 @@
-"""The price of a layout: nanoseconds of a step and bytes that a rank holds, from a `LocalGraph` and the machine.
+"""The price by which layouts are searched: a sum over operations, of which a linear program can be made.
 
-Time is computing, conversions, and the sums of gradients, one after the other. Bytes are trained parameters with
-their gradients and the state of the optimizer, and what one micro-batch keeps for its backward pass.
+Time is computing, conversions, the sums of gradients and updates, one after the other. Bytes are trained parameters
+with their gradients and the state of the optimizer, and what one micro-batch keeps for its backward pass. What a list
+says of the layouts found is the price of their plans, which is no such sum: see `pareto.py`.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal, NamedTuple
 
-from planner.choose.machine import MeshOnCluster
-from planner.choose.work import GroupWork, kept_of, share_of
+from planner.choose.work import GroupWork
+from planner.group import MeshOnCluster, kept_of, share_done
 from planner.layout import MOVES, Conversion, GroupLayout, LocalGraph, LocalOperation, Mesh, source_of
 from planner.spatial import GETITEM, call_of, whole
 
@@ -27,7 +28,7 @@ class LayoutPrice:
 
     compute_ns: float
     convert_ns: float  # conversions, forward and backward
-    sum_ns: float  # of gradients
+    sum_ns: float  # of gradients, and updates
     state_bytes: float
     kept_bytes: float
     stored: int = 0  # parameters that are held in parts and gathered for use
@@ -68,21 +69,23 @@ def elements(layout: GroupLayout, mesh: Mesh) -> float:
 
 
 def held_prices(
-    layout: GroupLayout, owed: frozenset[int], work: GroupWork, on: MeshOnCluster, storing: Storing
+    layout: GroupLayout, work: GroupWork, on: MeshOnCluster, storing: Storing
 ) -> tuple[HeldPrice, ...]:
     """Returns the ways to hold a trained parameter, those with more in parts last.
 
-    Args: `layout` is how it is read; along the axes of `owed` each rank makes an addend of its gradient, so that it may
-        be held in parts along them, as far as `storing` allows it.
+    Args: `layout` is how it is read; along the axes that do not cut it, gradients are summed, and it may be held in
+        parts as far as `storing` allows it.
     """
-    size, axes, ways = elements(layout, on.mesh), sorted(owed), []
+    size, ways = elements(layout, on.mesh), []
+    axes = [axis for axis, ranks in enumerate(on.mesh) if ranks > 1 and layout.kind(axis) != "S"]
     for count in range(len(axes) + 1):
         for stored in itertools.combinations(axes, count):
             if not storing.axes.issuperset(stored):
                 continue
             part = size / prod(on.mesh[axis] for axis in stored)
             rest = tuple(axis for axis in axes if axis not in stored)
-            ns = on.slope_ns("reduce", rest) * part * work.gradient_bytes if rest else 0.0
+            ns = part * work.update_ns
+            ns += on.slope_ns("reduce", rest) * part * work.gradient_bytes if rest else 0.0
             if stored:
                 gathers = (2 if storing.again else 1) * work.element_bytes
                 ns += work.micros * on.slope_ns("gather", stored) * size * (gathers + work.gradient_bytes)
@@ -124,15 +127,14 @@ def price(
     Args: `worth` are the nanoseconds that a byte is worth, by which the way to hold each parameter is chosen.
     """
     again = storing.again == "all"
-    compute = sum(work.ns.get(x.operation.name, 0.0) * share_of(x, graph.mesh) for x in graph.placed)
+    compute = sum(work.time_ns(x.operation.name, share_done(x, graph.mesh)) for x in graph.placed)
     convert = sum(
-        on.passage_ns(x.steps, work.element_bytes, trained=x.trained, again=again)
+        sum(on.passage_ns(x.steps, work.element_bytes, trained=x.trained, again=again))
         for x in conversions_of(graph)
     )
     sums, states, parts = 0.0, 0.0, 0
     for name in sorted(graph.trained & set(graph.states)):
-        layout = graph.states[name]
-        ways = held_prices(layout, layout.owed, work, on, storing)
+        ways = held_prices(graph.states[name], work, on, storing)
         way = min(ways, key=lambda x: x.ns + worth * x.bytes)
         sums, states, parts = sums + way.ns, states + way.bytes, parts + bool(way.stored)
     return LayoutPrice(

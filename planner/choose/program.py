@@ -8,7 +8,6 @@ may have and the layouts m that they may be read in.
                 h[e, l, m], at least the flow of each reader, so that a conversion is paid once
     k[e, m]     1 where tensor e is kept as m for a backward pass, by any of several readers
     y[p, c]     1 where parameter p, which several decisions read, is cut as c
-    s[p, a]     1 where the gradient of such a parameter is summed along the axes a
 
     minimise    time + price * bytes                            objective
     subject to  sum_o x[d, o] = 1                               one_option
@@ -29,7 +28,6 @@ from dataclasses import dataclass, field, replace
 
 import pulp
 
-from planner.choose.machine import MeshOnCluster, Passages
 from planner.choose.options import Decision, Decisions
 from planner.choose.prices import (
     NOT_STORED,
@@ -42,7 +40,8 @@ from planner.choose.prices import (
     kept_tensors,
 )
 from planner.choose.solve import LayoutProgram, Term, as_named_today
-from planner.choose.work import GroupWork, share_of
+from planner.choose.work import GroupWork
+from planner.group import MeshOnCluster, Passages, share_done
 from planner.layout import GroupLayout, LocalOperation
 
 
@@ -112,7 +111,7 @@ class _Builder:
         trained = self.decisions.trained
         for local in locals_.values():
             name, times = local.operation.name, graph.count(local.operation.name)
-            ns += times * self.work.ns.get(name, 0.0) * share_of(local, self.on.mesh)
+            ns += times * self.work.time_ns(name, share_done(local, self.on.mesh))
             made, rests = local.outputs, lying[name].layouts[o]
             ns += sum(
                 times * self.passages.ns(a, b, name in trained) for a, b in zip(made, rests, strict=True)
@@ -226,7 +225,7 @@ class _Builder:
             ((d, reads),) = users.items()
             times = self.decisions.graph.count(self.decisions.found[d].name)
             for o, layout in reads.items():
-                ways = held_prices(layout, layout.owed, self.work, self.on, self.storing)
+                ways = held_prices(layout, self.work, self.on, self.storing)
                 scaled = tuple(HeldPrice(x.ns * times, x.bytes * times, x.stored) for x in ways)
                 self.terms.append((self.chosen[d][o], Term(held=(scaled,))))
 
@@ -234,23 +233,15 @@ class _Builder:
         """Adds the price of one parameter that is cut alike for all that read it."""
         layouts = [layout for reads in users.values() for layout in reads.values()]
         cuts = {layout.cuts: layout for layout in layouts}
-        owed = {(layout.cuts, layout.owed): layout for layout in layouts if layout.owed}
-        held, sums = {key: self._variable("y") for key in cuts}, {key: self._variable("s") for key in owed}
+        held = {key: self._variable("y") for key in cuts}
         for key, layout in cuts.items():
-            way = held_prices(layout, frozenset(), self.work, self.on, NOT_STORED)[0]
-            self.terms.append((held[key], Term(bytes=way.bytes)))
-        for pair, layout in owed.items():
-            way = held_prices(layout, layout.owed, self.work, self.on, NOT_STORED)[0]
-            self.terms.append((sums[pair], Term(ns=way.ns)))
+            way = held_prices(layout, self.work, self.on, NOT_STORED)[0]
+            self.terms.append((held[key], Term(ns=way.ns, bytes=way.bytes)))
         for d, reads in users.items():
             row = self.chosen[d]
             for key, y in held.items():
                 own = {row[o]: 1.0 for o, layout in reads.items() if layout.cuts == key}
                 self.rows.append(({y: -1.0} | own, pulp.LpConstraintEQ, 0.0))
-            for pair, summed in sums.items():
-                own = {row[o]: -1.0 for o, x in reads.items() if (x.cuts, x.owed) == pair}
-                if own:
-                    self.rows.append(({summed: 1.0} | own, pulp.LpConstraintGE, 0.0))
 
     def between_blocks(self) -> None:
         lying = self.decisions.lying

@@ -10,10 +10,10 @@ from math import prod
 from planner import units
 from planner.choose.closed_forms import volumes
 from planner.choose.folded import folded
-from planner.choose.machine import placed_text
 from planner.choose.pareto import ChosenLayout
 from planner.choose.work import GroupWork
 from planner.choose.written import rows_of
+from planner.group import placed_text
 from planner.layout import named_reads
 
 _SLIGHT = 0.005  # of a whole: what is not worth a word

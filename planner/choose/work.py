@@ -7,60 +7,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import prod
-from typing import Final
+from dataclasses import dataclass, field
 
 from planner.arrays import NS_PER_S
 from planner.errors import BadInput
-from planner.layout import FAMILIES, MOVES, LocalOperation, Mesh, named_reads
+from planner.group import Curve, activation_bytes, amount, curves_of, part_of
+from planner.layout import operations_at
 from planner.model import ModelGraph
 from planner.profile import CostKey, Profile
-from planner.spatial import GETITEM, INPUT, NONE, STATE, TARGET, Operation, from_text, wider
-
-_FLOPS_A_BYTE: Final = 100.0  # that a device computes while it reads one byte, about
-_MATRICES: Final = {"aten.linear": "input", "aten.addmm": "mat1", "aten.matmul": "self", "aten.bmm": "self"}
-ATTENTION: Final = "aten.scaled_dot_product_attention"
-# What the backward pass reads: an operation's inputs, its results, or both; all others keep nothing.
-_INPUTS: Final = frozenset(
-    f"aten.{name}"
-    for name in [
-        "linear",
-        "addmm",
-        "matmul",
-        "bmm",
-        "conv1d",
-        "conv2d",
-        "conv3d",
-        "layer_norm",
-        "rms_norm",
-        "gelu",
-        "silu",
-        "mul",
-        "div",
-        "pow",
-        "cross_entropy_loss",
-        "nll_loss",
-        "nll_loss_nd",
-        "mse_loss",
-        "l1_loss",
-        "smooth_l1_loss",
-        "huber_loss",
-        "binary_cross_entropy_with_logits",
-        "log",
-        "sin",
-        "cos",
-        "softplus",
-        "leaky_relu",
-        "elu",
-        "hardswish",
-        "mish",
-    ]
-)
-_RESULTS: Final = frozenset(
-    f"aten.{name}"
-    for name in ["softmax", "log_softmax", "relu", "tanh", "sigmoid", "exp", "rsqrt", "sqrt", "dropout"]
-)
+from planner.spatial import INPUT, STATE, TARGET, Operation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +30,15 @@ class GroupWork:
     gradient_bytes: int  # an element
     element_bytes: int  # of an activation
     micros: int = 1  # micro-batches a step, for which gradients are summed once
+    update_ns: float = 0.0  # of an element of a trained parameter
+    curves: Mapping[str, Curve] = field(
+        default_factory=dict
+    )  # of an operation: shares of it, of its time; else alike
+
+    def time_ns(self, name: str, share: float) -> float:
+        """Returns the nanoseconds of a share of an operation, forward and backward."""
+        curve = self.curves.get(name)
+        return self.ns.get(name, 0.0) * (share if curve is None else part_of(curve, share))
 
     def with_gradients(self) -> frozenset[str]:
         """Returns the names of all tensors that have a gradient."""
@@ -105,8 +69,7 @@ def work_of(profile: Profile, key: CostKey, micros: int = 1) -> GroupWork:
             where=profile.workload,
             allowed=f"{', '.join(map(str, known))}, or measure it: shardwright profile --micro {key.micro}",
         )
-    operations = in_batch(tuple(map(from_text, graph.operations)), key.micro)
-    size = 2 if key.precision in ("bf16", "fp16") else 4
+    operations, size = operations_at(graph.operations, key.micro), activation_bytes(profile, key)
     return GroupWork(
         operations=operations,
         trained=frozenset(f"state:{row.name}" for row in graph.trained),
@@ -116,26 +79,9 @@ def work_of(profile: Profile, key: CostKey, micros: int = 1) -> GroupWork:
         gradient_bytes=4,
         element_bytes=size,
         micros=micros,
+        curves=_curves(profile, key, operations),
+        update_ns=profile.optimizer.seconds_per_parameter.median * NS_PER_S,
     )
-
-
-def in_batch(operations: tuple[Operation, ...], micro: int) -> tuple[Operation, ...]:
-    """Returns operations as they are in a micro-batch of so many samples."""
-    given = [x for x in operations if x.operation in (INPUT, TARGET) and x.samples and x.samples[0] >= 0]
-    few = min((x.outputs[0][x.samples[0]] for x in given), default=micro)
-    if few == micro:
-        return operations
-    if micro % few:
-        raise BadInput(
-            f"a micro-batch of {micro}",
-            where="--micro",
-            allowed=f"a multiple of {few}, as the model was captured",
-        )
-    return tuple(x if not _grows(x) else wider(x, micro // few) for x in operations)
-
-
-def _grows(operation: Operation) -> bool:
-    return operation.samples != () and any(dim != NONE for dim in operation.samples)
 
 
 def _handed_out(graph: ModelGraph) -> frozenset[str]:
@@ -161,54 +107,15 @@ def _times(
     return found
 
 
-def amount(operation: Operation, shapes: Mapping[str, tuple[int, ...]], element_bytes: int) -> float:
-    """Returns the work of an operation in floating-point operations, its bytes counted as what they keep waiting.
-
-    Args: `shapes` are of the tensors that it reads.
-    """
-    kind = operation.operation
-    if kind in (GETITEM, *MOVES):
-        return 0.0
-    made = sum(map(prod, operation.outputs))
-    read = {argument: shapes.get(name, ()) for argument, name in named_reads(operation)}
-    moved = element_bytes * (made + sum(map(prod, read.values())))
-    flops = 0.0
-    if kind in _MATRICES:
-        flops = 2.0 * made * read[_MATRICES[kind]][-1]
-    elif kind == ATTENTION:
-        flops = 4.0 * made * read["key"][-2]
-    elif kind.startswith("aten.conv") and "weight" in read:
-        flops = 2.0 * made * prod(read["weight"][1:])
-    return flops + _FLOPS_A_BYTE * moved
-
-
-def kept_of(operation: Operation, made: bool) -> tuple[tuple[str, ...], bool]:
-    """Returns the arguments of an operation that its backward pass reads, and whether it reads the result.
-
-    Args: `made` says whether the result has a gradient.
-    """
-    names = tuple(argument for argument, name in named_reads(operation) if not name.startswith("state:"))
-    kind = operation.operation
-    if not made:
-        return (), False
-    if kind == ATTENTION:
-        return names, True
-    return names if kind in _INPUTS else (), kind in _RESULTS
-
-
-def share_of(local: LocalOperation, mesh: Mesh) -> float:
-    """Returns the part of an operation's work that the busiest rank does."""
-    if local.operation.operation in FAMILIES:
-        layouts = (*local.inputs.values(), *local.outputs)
-        axes = {axis for axis, name in enumerate(local.factors) if name not in ("", "addends")}
-    else:
-        layouts = local.outputs[:1]
-        axes = set(range(len(mesh)))
-    share, counted = 1.0, set[int]()
-    for layout in layouts:
-        for cut in layout.cuts:
-            if cut is not None and axes.issuperset(cut.axes) and not counted.intersection(cut.axes):
-                parts = prod(mesh[axis] for axis in cut.axes)
-                share *= max(cut.length(place) for place in range(parts)) / cut.size
-                counted |= set(cut.axes)
-    return share
+def _curves(profile: Profile, key: CostKey, operations: Sequence[Operation]) -> dict[str, Curve]:
+    """Returns how the time of each operation shrinks with its share, as that of its layer does."""
+    found: dict[str, Curve] = {}
+    for layer in profile.graph.layers:
+        curves = curves_of(profile, layer.name, key)
+        both = [
+            (share, time + back)
+            for (share, time), (_, back) in zip(curves["forward"], curves["backward"], strict=True)
+        ]
+        whole = part_of(tuple(both), 1.0)
+        found[layer.name] = tuple((share, time / whole) for share, time in both) if whole else ()
+    return {x.name: found[x.layer] for x in operations if found.get(x.layer)}

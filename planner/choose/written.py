@@ -7,14 +7,15 @@ dropped, since the walk of `planner.layout` finds what they say by itself; and p
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from planner import files
 from planner.choose.folded import FoldedGraph
 from planner.choose.options import Decisions
-from planner.choose.work import ATTENTION, GroupWork
+from planner.choose.work import GroupWork
 from planner.errors import BadInput
+from planner.group import ATTENTION
 from planner.layout import (
     ADDENDS,
     ALIKE,
@@ -30,6 +31,7 @@ from planner.layout import (
     propagate,
     unmet,
 )
+from planner.plan import CutLine, wishes_in
 from planner.spatial import GETITEM, Operation
 
 
@@ -202,12 +204,22 @@ def _pairs(lines: Sequence[Wish], attentions: Collection[str]) -> Iterator[Wish]
             yield Wish(pattern, axis, "heads" if inside else "hidden")
 
 
-def rows_of(lines: Sequence[Wish]) -> list[Mapping[str, str]]:
-    """Returns lines as rows of a section `cut`: one a module, with a factor for each axis."""
-    rows: dict[str, dict[str, str]] = {}
+def rows_of(lines: Sequence[Wish]) -> list[dict[str, str]]:
+    """Returns lines as rows of a section `cut`: a module with a factor for each axis; more rows where one has several."""
+    rows: list[dict[str, str]] = []
     for line in lines:
-        rows.setdefault(line.pattern, {"layers": line.pattern})["xyz"[line.axis]] = line.factor
-    return list(rows.values())
+        axis = "xyz"[line.axis]
+        own = next((row for row in rows if row["layers"] == line.pattern and axis not in row), None)
+        if own is None:
+            own = {"layers": line.pattern}
+            rows.append(own)
+        own[axis] = line.factor
+    return rows
+
+
+def as_read(lines: Sequence[Wish]) -> tuple[Wish, ...]:
+    """Returns lines in the order in which a plan reads them that has them as rows."""
+    return wishes_in(CutLine(**row) for row in rows_of(lines))
 
 
 def cut_text(mesh: Mesh, lines: Sequence[Wish], about: str = "") -> str:
@@ -216,5 +228,7 @@ def cut_text(mesh: Mesh, lines: Sequence[Wish], about: str = "") -> str:
     Args: `about` is a comment for its first line.
     """
     sizes = "x".join(map(str, mesh))
-    header = f"# {about or 'A layout'}; for --fix group={sizes}\n"
-    return files.render({"version": 1, "cut": [dict(row) for row in rows_of(lines)]}, header=header)
+    header = f"# {about or 'A layout'} of {sizes} ranks, for plan --fix cut=\n"
+    return files.render(
+        {"version": 1, "group": list(mesh), "cut": [dict(row) for row in rows_of(lines)]}, header=header
+    )

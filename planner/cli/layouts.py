@@ -72,14 +72,25 @@ def register_layouts(app: typer.Typer, measure: Measure) -> None:
 def list_layouts(given: LayoutOptions, measure: Measure) -> None:
     from planner import choose
     from planner import cluster as clusters
+    from planner.group import on_cluster
+    from planner.milp import Question, price_group
 
     mesh, machines = _mesh(given), clusters.load(given.cluster)
-    choose.on_cluster(mesh or (given.group,), machines)  # before anything takes long
+    on_cluster(mesh or (given.group,), machines)  # before anything takes long
     if given.output is not None:
         files.refuse_folder(given.output, given.force)
     profile = _profile(given, machines, measure)
-    work = choose.work_of(profile, _setting(given, profile), given.micros)
+    setting = _setting(given, profile)
+    work = choose.work_of(profile, setting, given.micros)
     out = terminal.Output(as_json=given.as_json)
+    micro = setting.micro
+    asked = Question(
+        profile=profile,
+        cluster=machines,
+        batch=micro * given.micros,
+        precision=setting.precision,
+        execution=setting.execution,
+    ).instance()
     found = choose.layouts(
         work,
         machines,
@@ -87,6 +98,7 @@ def list_layouts(given: LayoutOptions, measure: Measure) -> None:
         mesh=mesh,
         axes=given.axes,
         note=lambda x: out.note(f"mesh {'x'.join(map(str, x))}"),
+        priced=lambda mesh, cut: price_group(asked, micro, mesh, cut),
     )
     written = _written(given, found)
     data = [_row(layout, reason) for layout, reason in zip(found, choose.reasons(found), strict=True)]
@@ -128,7 +140,7 @@ def _profile(given: LayoutOptions, machines: Cluster, measure: Measure) -> Profi
         given.source,
         parse_settings(given.set_ or []),
         device="cpu" if device == "cpu" else f"roofline:{device}",
-        micros=(given.micro or 1,),
+        micros=(given.micro or 1, 2 * (given.micro or 1)),  # two tell what a part of a layer takes
         precision=given.precision,
         execution="eager",
         grids=(),
@@ -145,7 +157,8 @@ def _setting(given: LayoutOptions, profile: Profile) -> CostKey:
     if precision not in there:
         raise BadInput(f"'{precision}' was not profiled", where="--precision", allowed=", ".join(there))
     profiled = [x.micro for x in profile.settings if x.precision == precision and x.execution == "eager"]
-    return CostKey("", given.micro or max(profiled), (), precision, "eager")
+    filed = Path(given.source).suffix in (".yaml", ".yml")
+    return CostKey("", given.micro or (max if filed else min)(profiled), (), precision, "eager")
 
 
 def _written(given: LayoutOptions, found: list[ChosenLayout]) -> list[Path]:

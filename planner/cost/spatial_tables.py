@@ -5,41 +5,32 @@ whole samples: of a rank's share of the samples, or of all, which every rank of 
 gathers and messages when samples are re-split are added to the layer that waits for them. Messages that travel while
 a layer computes cost what exceeds the computation.
 
-Where a group has tensors in parts instead, its rank with most to do has a profile of its own: `on_group`.
+Where a group has tensors in parts instead, its rank with most to do has a profile of its own: `planner.group`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import ceil, prod
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from planner.arrays import NS_PER_S
+from planner.arrays import NS_PER_S, IntArray
 from planner.cluster import NOISE, Group
+from planner.cost.shared_weights import Rectangles
 from planner.cost.tables import Tables, tables
 from planner.cost.tables import price as price_whole
-from planner.layout import (
-    STATE_PREFIX,
-    LayerPart,
-    LocalGraph,
-    Mesh,
-    Wish,
-    cut_of,
-    layer_parts,
-    local_model,
-    share_of,
-)
+from planner.group import MeshOnCluster, on_group
+from planner.layout import STATE_PREFIX, Mesh, Wish, cut_of
 from planner.model import Layer, ModelGraph
 from planner.plan import Regrid
 from planner.profile import CostKey, LayerCost, Profile, Seconds
-from planner.spatial import Cost, Price, Traffic, element_bytes, price
+from planner.spatial import Cost, Price, Traffic, price
 
 Grid = tuple[int, ...]
-SCALED_SPREAD: Final = 0.25  # of the time of a layer in parts, where only the whole one was profiled
 
 
 class GridChoice(NamedTuple):
@@ -147,85 +138,46 @@ def sharded(
     return tables(profile, whole._replace(split=choice.grid), costs, sizes, regridded=choice[1:])
 
 
-def on_group(profile: Profile, setting: CostKey, found: LocalGraph, group: Group | None) -> Profile:
-    """Returns the profile of one rank of a group that has tensors in parts: the rank with most to do.
-
-    Layers take the share of their time that is computed here, and what their conversions take. A layer in parts was
-    not profiled; its spread says so.
-    Args: `found` is the model on the group; `group` has what messages take, None where conversions do not count.
-    """
-    graph, parts = local_model(profile.graph, found, setting.micro), layer_parts(found)
-    sized, rows = element_bytes(profile.graph), dict[CostKey, LayerCost]()
-    layers, known = [], dict[tuple[str, LayerCost], str]()
-    for layer in profile.graph.layers:
-        row, part = profile.cost(layer.name, setting), parts.get(layer.name, LayerPart())
-        size = float(sized * _narrower(profile, layer.inputs, setting))
-        priced = _in_parts(row, part, size, group)
-        kept = tuple(i for i in row.kept_inputs if layer.inputs[i] not in part.converted)
-        made = zip(
-            row.output_bytes, (share_of(found.layouts[name][0]) for name in layer.outputs), strict=False
-        )
-        sizes = tuple(ceil(size * share) for size, share in made)
-        priced = replace(priced, kept_inputs=kept, output_bytes=sizes)
-        signature = known.setdefault((layer.signature, priced), f"{layer.signature}/{len(known)}")
-        layers.append(replace(layer, signature=signature))
-        rows[setting._replace(signature=signature)] = priced
-    return replace(profile, graph=replace(graph, layers=tuple(layers)), costs=rows, failures={})
-
-
-def _in_parts(row: LayerCost, part: LayerPart, size: float, group: Group | None) -> LayerCost:
-    """Returns a layer's row for one rank of a group; `size` has the bytes of an element."""
-    start, rate = (0.0, 0.0) if group is None else (group.latency_ns, group.byte_ns)
-    forward = part.rounds * start + part.sent * size * rate
-    backward = part.back_rounds * start + part.back * size * rate
-    added = {"forward": forward, "backward": backward, "input_grad": backward, "weight_grad": 0.0}
-    times = {name: _part_of(getattr(row, name), part.work, ns) for name, ns in added.items()}
-    made = ceil(part.made * size) if group is not None else 0
-    return replace(
-        row,
-        forward=times["forward"],
-        backward=times["backward"],
-        input_grad=times["input_grad"],
-        weight_grad=times["weight_grad"],
-        walked_bytes=ceil(row.walked_bytes * part.kept),
-        owing_bytes=ceil(row.owing_bytes * part.kept),
-        own_saved_bytes=ceil(row.own_saved_bytes * part.kept) + made,
-        held_bytes=ceil(row.held_bytes * part.kept) + (made if row.held_bytes else 0),
-        workspace_bytes=ceil(row.workspace_bytes * max(part.work, part.kept)) + made,
-    )
-
-
-def _part_of(time: Seconds, work: float, added_ns: float) -> Seconds:
-    if work == 1.0 and not added_ns:
-        return time
-    median = time.median * work
-    spread = max(time.spread * work, SCALED_SPREAD * median) if work < 1.0 else time.spread
-    return Seconds(median=median + added_ns / NS_PER_S, spread=spread)
-
-
 def shared_tables(
-    profile: Profile, setting: CostKey, choice: GridChoice, prices: Prices, group: Group, flag: bool
+    profile: Profile,
+    setting: CostKey,
+    choice: GridChoice,
+    prices: Prices,
+    group: Group | MeshOnCluster,
+    overlap: bool,
 ) -> Tables:
-    """Returns the tables of any choice: `flag` is `overlap` on a grid, and `replicas` where tensors are in parts."""
-    if choice.mesh:
-        return cut_tables(profile, setting, choice, group, replicas=flag)
-    return sharded(profile, setting, choice, prices(choice), group, overlap=flag)
+    """Returns the tables of any choice: `group` and `overlap` are those of `sharded` on a grid."""
+    if isinstance(group, MeshOnCluster):
+        return cut_tables(profile, setting, choice, group)
+    return sharded(profile, setting, choice, prices(choice), group, overlap=overlap)
 
 
-def cut_tables(
-    profile: Profile, setting: CostKey, choice: GridChoice, group: Group, *, replicas: bool = True
-) -> Tables:
-    """Returns the tables of a choice that has tensors in parts: what a pinned cut costs on a group.
+def cut_tables(profile: Profile, setting: CostKey, choice: GridChoice, machine: MeshOnCluster) -> Tables:
+    """Returns the tables of a choice that has tensors in parts.
 
-    Args: `profile`, `setting` and `group` as of `on_group`; without `replicas`, nobody else has a rank's parts, so that
-        their gradients are not summed.
+    Args: `setting` is the one of whole samples; `machine` says where its groups stand.
     Raises: NoRule or BadInput, where the model cannot be cut so.
     """
     found = cut_of(profile.graph, setting.micro, choice.mesh, choice.cut)
-    names = (row.name for row in profile.graph.trained if len(row.users) == 1)
-    cut = {name for name in names if any(found.states[STATE_PREFIX + name].cuts)}
-    made = price_whole(on_group(profile, setting, found, group), setting, frozenset() if replicas else cut)
-    return replace(made, regridded=(choice.mesh, choice.cut, replicas))
+    layouts = ((row.name, found.states.get(STATE_PREFIX + row.name)) for row in profile.graph.trained)
+    axes = {name: x.cut_axes for name, x in layouts if x is not None and x.cut_axes}
+    own = on_group(profile, setting, found, machine)
+    made = price_whole(own, setting, axes)
+    return replace(made, regridded=(choice.mesh, choice.cut, machine.places), parted=_parted(own.graph, axes))
+
+
+def _parted(graph: ModelGraph, axes: Mapping[str, tuple[int, ...]]) -> dict[tuple[int, ...], IntArray]:
+    """Returns the gradients of parts by the axes that cut them, [i, j]; without those that other stages use as well.
+
+    Args: `axes` has those of each parameter that is cut, by name.
+    """
+    found: dict[tuple[int, ...], Rectangles] = {}
+    for row in graph.trained:
+        if row.name in axes and row.users:
+            users, count = [graph.index[name] for name in row.users], len(graph.layers)
+            table = found.setdefault(axes[row.name], Rectangles(count))
+            table.add((0, min(users) + 1), (max(users) + 1, count + 1), row.bytes)
+    return {each: found[each].table for each in sorted(found)}
 
 
 _NOTHING = Cost(share=1.0, middle=1.0, traffic=Traffic(), on_shards=False, gathered_bytes=0)
@@ -268,7 +220,7 @@ def _priced(row: LayerCost, cost: Cost, scale: Fraction, group: Group, *, overla
 
 
 def _longer(time: Seconds, ns: float) -> Seconds:
-    return _part_of(time, 1.0, ns)
+    return replace(time, median=time.median + ns / NS_PER_S) if ns else time
 
 
 def _exposed(hidden_ns: float, under: Seconds, overlap: bool) -> float:

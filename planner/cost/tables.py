@@ -8,7 +8,7 @@ parameter counts once in each stage that uses it. Rectangles of (i, j) carry bot
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 
@@ -54,7 +54,7 @@ class Tables:
     largest: IntArray  # [i, j] elements of the largest trainable parameter
     scattered: IntArray  # [i, j] kept elements of pruned parameters
     dropped: IntArray  # [i, j] the most bytes of one dense gradient and of what is gathered from it
-    unsummed: frozenset[str]  # parameters of whose parts no two ranks hold the same
+    unsummed: frozenset[str]  # parameters that a group cuts, whose gradients `summed` does not have
     moving: Moving
     walking: Walking
     working: Working
@@ -66,6 +66,7 @@ class Tables:
     step_ns_per_element: float
     scatter_ns_per_element: float
     averaged: bool = False  # whether a training keeps an average of every trained parameter beside it
+    parted: Mapping[tuple[int, ...], IntArray] = field(default_factory=dict)  # axes that cut it -> gradients
 
     @property
     def layers(self) -> int:
@@ -146,8 +147,7 @@ def setting_of(plan: Plan) -> CostKey:
 def price(profile: Profile, setting: CostKey, unsummed: Collection[str] = ()) -> Tables:
     """Returns the tables of one setting: micro-batch, precision and execution on whole samples.
 
-    Args: `setting` is a key of the profile, whatever its signature; `unsummed` has the parameters of which no two
-        ranks hold the same.
+    Args: `setting` is a key of the profile, whatever its signature; `unsummed` are parameters that a group cuts.
     Raises: BadInput names a layer that was not profiled at this setting.
     """
     graph = profile.graph
@@ -277,21 +277,21 @@ def _parameters(
     ]
     for parameter in graph.parameters:
         users = sorted(graph.index[name] for name in set(parameter.users))
-        size = parameter.bytes
-        number = whole = prod(parameter.shape)
+        size, number = parameter.bytes, prod(parameter.shape)
         if parameter.name in kept:
-            number = kept[parameter.name]
-            size = parameter.bytes // whole * number
+            size, number = size // number * kept[parameter.name], kept[parameter.name]
             held.add_once(users, size + INDEX_BYTES * number)  # beside the dense weight
             scattered.add_once(users, number)
         held.add_once(users, parameter.bytes)
         if parameter.trainable and users:
             gradients.add_once(users, size)
-            summed.add_once(users, 0 if parameter.name in unsummed else size)
+            summed.add_once(users, size)
             elements.add_once(users, number)
             trained.add_once(users, 1)
             tied.add_once(users, size)
-            tied.add((0, users[0] + 1), (users[-1] + 1, len(graph.layers) + 1), -size)
+            inside = (0, users[0] + 1), (users[-1] + 1, len(graph.layers) + 1)
+            summed.add(*inside, -size if parameter.name in unsummed else 0)
+            tied.add(*inside, -size)
     for buffer in graph.buffers:
         held.add_once(sorted(graph.index[name] for name in set(buffer.users)), buffer.bytes)
     return tuple(each.table for each in every)

@@ -3,7 +3,7 @@
 In: the operations of a captured model, the axes of the group, and which modules take which factor.
 Out: a `LocalGraph`: how every tensor and parameter lies, and every conversion with what it sends; or a refusal that
 names the operation and its module. Nothing here knows torch; `runtime.layout` executes what comes out.
-`local_model` does so for a model as data, as a plan says it, and tells what each layer computes, sends and keeps.
+`local_model` does so for a model as data, as a plan says it.
 Start with `lying.py` (how a tensor lies), `families.py` (the factors of operations) and `conversions.py`. Then read
 `propagate.py`.
 """
@@ -15,11 +15,10 @@ from planner.layout.families import FAMILIES
 from planner.layout.local_graph import ADDENDS, ALIKE, Conversion, LocalGraph, LocalOperation, named_reads
 from planner.layout.local_model import (
     STATE_PREFIX,
-    LayerPart,
     cut_of,
-    layer_parts,
     local_model,
     named_in,
+    operations_at,
     refused_cut,
     share_of,
 )
@@ -45,7 +44,6 @@ __all__ = [
     "DimCut",
     "Factor",
     "GroupLayout",
-    "LayerPart",
     "LocalGraph",
     "LocalOperation",
     "Mesh",
@@ -57,12 +55,12 @@ __all__ = [
     "fitting",
     "granted",
     "laid",
-    "layer_parts",
     "local_model",
     "moved",
     "named_in",
     "named_reads",
     "of_path",
+    "operations_at",
     "parted",
     "path",
     "positions",

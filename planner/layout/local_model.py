@@ -1,13 +1,11 @@
-"""A model as data under a cut: how it lies, and what each layer of the busiest rank computes, sends and keeps.
+"""A model as data under a cut: how it lies, and what one rank holds of it.
 
 cut = cut_of(model, micro, (2,), (Wish("blocks.*.attention", 0, "heads"),))
-parts = layer_parts(cut)
 own = local_model(model, cut, micro)
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -16,40 +14,16 @@ from math import ceil, prod
 from typing import Final, NamedTuple
 
 from planner.errors import BadInput
-from planner.layout.local_graph import Conversion, LocalGraph, LocalOperation
+from planner.layout.local_graph import LocalGraph
 from planner.layout.lying import GroupLayout, Mesh, positions
-from planner.layout.moves import MOVES
 from planner.layout.propagate import propagate
 from planner.layout.wishes import Wish, depth, granted, of_path, unmet
 from planner.model import ModelGraph
-from planner.spatial import GETITEM, INPUT, NONE, OTHERWISE, Operation, from_text
+from planner.spatial import INPUT, NONE, OTHERWISE, Operation, from_text
 
 STATE_PREFIX: Final = (
     "state:"  # before the name of a parameter or buffer, among the tensors of a `LocalGraph`
 )
-ROUNDS: Final = {"gather": 1, "scatter": 1, "exchange": 1, "reduce": 2}  # exchanges one after the other
-COPIES: Final = (
-    "gather",
-    "own",
-    "scatter",
-    "exchange",
-    "pad",
-)  # what they make is another tensor than what was
-PRODUCTS: Final[
-    Mapping[str, tuple[str, int]]
-] = {  # operation -> an argument and the dimension that is summed over
-    "aten.linear": ("input", -1),
-    "aten.addmm": ("mat1", -1),
-    "aten.matmul": ("self", -1),
-    "aten.bmm": ("self", -1),
-    "aten.scaled_dot_product_attention": ("key", -2),
-}
-
-
-FORGETFUL: Final = frozenset(
-    f"aten.{name}"
-    for name in ["add", "sub", "neg", "linear", "addmm", "embedding", "to", "mean", "sum", "cat", "stack"]
-) | {GETITEM}
 
 
 @lru_cache(maxsize=16)
@@ -163,91 +137,6 @@ def share_of(layout: GroupLayout) -> float:
         if cut is not None:
             share *= max(b - a for a, b in pairwise(cut.points)) / max(1, cut.points[-1])
     return share
-
-
-class LayerPart(NamedTuple):
-    """One layer as the rank with most to do has it."""
-
-    work: float = 1.0  # share of the layer's operations that it computes
-    kept: float = 1.0  # share of what the layer keeps of its own
-    sent: float = 0.0  # elements that it sends forward
-    back: float = 0.0  # and backward
-    rounds: int = 0  # exchanges one after the other forward
-    back_rounds: int = 0
-    made: int = 0  # elements of what conversions make besides Values
-    converted: frozenset[str] = frozenset()  # Values that it reads only as conversions have made them
-
-
-def layer_parts(found: LocalGraph) -> dict[str, LayerPart]:
-    """Returns what a cut leaves of each layer, and what it adds."""
-    inside: dict[str, list[LocalOperation]] = defaultdict(list)
-    for done in found.placed:
-        if done.operation.layer:
-            inside[done.operation.layer].append(done)
-    shapes = {name: layouts[0].shape for name, layouts in found.layouts.items()}
-    parts = {
-        layer: LayerPart(
-            work=_mean({done.operation.name: (_weight(done, shapes), _work(done)) for done in own}),
-            kept=_mean({x.operation.name: (_made(x), _work(x)) for x in own if _saves(x)}),
-            converted=_converted(own, found),
-        )
-        for layer, own in inside.items()
-    }
-    for conversion in found.conversions():
-        layer = conversion.layer
-        parts[layer] = _added(parts.get(layer, LayerPart()), conversion, found.mesh)
-    return parts
-
-
-def _mean(shares: Mapping[str, tuple[float, float]]) -> float:
-    """Returns the mean of shares, each with its weight before it."""
-    total = sum(weight for weight, _ in shares.values())
-    return sum(weight * share for weight, share in shares.values()) / total if total else 1.0
-
-
-def _made(done: LocalOperation) -> float:
-    return float(sum(map(prod, done.operation.outputs)))
-
-
-def _saves(done: LocalOperation) -> bool:
-    """Returns whether an operation keeps a tensor for its backward that is no parameter and no view."""
-    return done.operation.operation not in FORGETFUL and done.operation.operation not in MOVES
-
-
-def _converted(own: Sequence[LocalOperation], found: LocalGraph) -> frozenset[str]:
-    reads: dict[str, bool] = {}  # tensor -> whether all reads are of a conversion of it
-    for done in own:
-        for argument, name in done.reads():
-            if done.operation.operation != GETITEM:
-                other = done.inputs[argument].cuts != found.layouts[name][0].cuts
-                reads[name] = reads.get(name, True) and other
-    return frozenset(name for name, other in reads.items() if other)
-
-
-def _work(done: LocalOperation) -> float:
-    """Returns the share of an operation that one rank computes: that of the most finely cut tensor it reads or makes."""
-    layouts = (*done.inputs.values(), *done.outputs)
-    return min((share_of(layout) for layout in layouts), default=1.0)
-
-
-def _weight(done: LocalOperation, shapes: Mapping[str, tuple[int, ...]]) -> float:
-    """Returns what an operation takes of its layer, about: elements, and for products of matrices their length."""
-    argument, dim = PRODUCTS.get(done.operation.operation, ("", 0))
-    name = dict(done.reads()).get(argument, "")
-    return _made(done) * (2 * shapes[name][dim] if shapes.get(name) else 1)
-
-
-def _added(part: LayerPart, conversion: Conversion, mesh: Mesh) -> LayerPart:
-    (sent, back), steps, target = conversion.sent(mesh), conversion.steps, conversion.target
-    copies = any(step.forward in COPIES for step in steps)
-    home = steps if conversion.trained else ()
-    return part._replace(
-        sent=part.sent + sent,
-        back=part.back + back,
-        rounds=part.rounds + sum(ROUNDS.get(step.forward, 0) for step in steps),
-        back_rounds=part.back_rounds + sum(ROUNDS.get(step.backward, 0) for step in home),
-        made=part.made + (ceil(share_of(target) * prod(target.shape)) if copies else 0),
-    )
 
 
 def local_shape(layout: GroupLayout, mesh: Mesh) -> tuple[int, ...]:

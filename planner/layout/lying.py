@@ -100,6 +100,11 @@ class GroupLayout:
         """Returns the dimension that an axis cuts; None where it cuts none."""
         return next((i for i, cut in enumerate(self.cuts) if cut is not None and axis in cut.axes), None)
 
+    @property
+    def cut_axes(self) -> tuple[int, ...]:
+        """Returns the axes along which the tensor is cut."""
+        return tuple(sorted(axis for cut in self.cuts if cut is not None for axis in cut.axes))
+
     def local_shape(self, position: Sequence[int], mesh: Mesh) -> tuple[int, ...]:
         """Returns the shape of one rank's part.
 

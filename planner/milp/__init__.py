@@ -18,6 +18,7 @@ from planner.milp.question import (
     solve_with_search,
 )
 from planner.milp.search.state import ConfigurationState, SearchState
+from planner.milp.write_plan import price_group
 
 __all__ = [
     "ConfigurationState",
@@ -35,6 +36,7 @@ __all__ = [
     "grids_of",
     "parts_ns",
     "pins",
+    "price_group",
     "price_pins",
     "refuse_impossible",
     "solve",

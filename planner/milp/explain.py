@@ -11,13 +11,9 @@ import numpy as np
 
 from planner.arrays import IntArray
 from planner.milp import limits
-from planner.milp.configurations.configurations import (
-    SEARCHED,
-    Configuration,
-    shapes,
-)
+from planner.milp.configurations.configurations import SEARCHED, Configuration, shapes
 from planner.milp.configurations.spatial_choices import looked_at
-from planner.milp.configurations.tensor_parts import without_group
+from planner.milp.configurations.tensor_parts import layouts_looked_at, without_group
 from planner.milp.cut.problem import CutProblem
 from planner.milp.cut.stage_costs import KINDS
 from planner.milp.instance import Instance
@@ -64,6 +60,7 @@ def searched_space(space: Instance) -> SearchSpace:
         shard=(pins.shard,) if pins.shard is not None else (False,) if space.joint else (False, True),
         held=("gradients", "parameters") if free and space.profile.by_element else (),
         grids=tuple(grids),
+        layouts=layouts_looked_at(space.splits, space.micros(), pins),
         grid_changes=changes,
         gathers=gathers,
         limits=tuple(_of_the_model(space)),

@@ -17,11 +17,12 @@ from planner.arrays import NS_PER_S, BoolArray, IntArray
 from planner.cluster import Cluster, Group
 from planner.cost import GridChoice, Prices, Tables, price, shared_tables
 from planner.errors import BadInput, Violation
+from planner.group import MeshOnCluster
 from planner.milp import limits
 from planner.milp.configurations.configurations import Configuration, can_share
 from planner.milp.configurations.placement import PlacementCosts
 from planner.milp.configurations.spatial_choices import asked, choice_of, choices, needs_space, none_of
-from planner.milp.configurations.tensor_parts import groups_with_cut
+from planner.milp.configurations.tensor_parts import group_on, groups_with_cut, may_be_whole
 from planner.milp.cut.frozen_order import WorkMeter
 from planner.milp.cut.problem import CutProblem
 from planner.milp.cut.recompute_least import alone
@@ -40,8 +41,8 @@ class TablesKey(NamedTuple):
 
     micro: int
     choice: GridChoice = WHOLE
-    group: Group | None = None
-    overlap: bool = False  # where tensors are in parts: whether other ranks have the same parts
+    group: Group | MeshOnCluster | None = None
+    overlap: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,10 +141,8 @@ class Instance:
         if configuration.spatial == 1:
             return self.whole(configuration.micro)
         micro, choice = configuration.micro, choice_of(configuration)
-        group = self.machines.spatial_group(configuration)
-        overlap = not FAMILIES[configuration.family].splits
-        several = configuration.data * configuration.pipes > 1
-        key = TablesKey(micro, choice, group, several if choice.mesh else overlap)
+        group = group_on(self.machines, configuration)
+        key = TablesKey(micro, choice, group, not (choice.mesh or FAMILIES[configuration.family].splits))
         if key not in self._tables:
             found = shared_tables(self.costs, self._setting(micro), choice, self.prices, group, key.overlap)
             self._tables[key] = replace(found, averaged=self.pins.ema)
@@ -165,8 +164,7 @@ class Instance:
 
         Args: `micro` is the samples of a micro-batch.
         """
-        plain = self.pins.spatial in (None, 1) and not needs_space(self.pins) and self.pins.cut is None
-        return (*((WHOLE,) if plain else ()), *self._cut.get(micro, ()))
+        return (*((WHOLE,) if may_be_whole(self.pins) else ()), *self._cut.get(micro, ()))
 
     @cached_property
     def _cut(self) -> Mapping[int, tuple[GridChoice, ...]]:
@@ -176,7 +174,8 @@ class Instance:
         """
         pinned = self.pins
         if pinned.cut is not None:
-            return groups_with_cut(self.profile, self._setting(1), self.micros(), pinned, self.cluster)
+            facts = self.profile, self._setting(self.batch), self.micros(), pinned, self.cluster
+            return groups_with_cut(*facts, self.kept.layouts)
         if self.execution != "eager" or pinned.spatial == 1:
             if self.execution != "eager" and needs_space(pinned):
                 raise BadInput("a gather and regrid need execution: eager", where="fix", allowed="neither")

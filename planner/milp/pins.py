@@ -14,7 +14,7 @@ from typing import Final, Literal, TypedDict
 from planner.errors import BadInput
 from planner.layout import Mesh, Wish
 from planner.model import ModelGraph
-from planner.plan import cut_lines, wishes_in
+from planner.plan import ANY_CUT, cut_on
 from planner.schedule import FAMILIES
 from planner.sums import parse
 
@@ -49,14 +49,12 @@ class Pins:
     pipeline: int | None = None
     spatial: int | None = None  # ranks that share a sample
     grid: tuple[int, ...] | None = None
-    gather: str | None = (
-        None  # the layer before which shards are gathered; "" is where their rules end, NO_GATHER nowhere
-    )
+    gather: str | None = None  # before which shards are gathered; "": where rules end; NO_GATHER: nowhere
     regrid: str | None = (
-        None  # LAYER:GRID, from which layer on samples lie on which other grid, or LAYER:samples; "" is nowhere
+        None  # from which layer on samples lie on which other grid, or LAYER:samples; "": nowhere
     )
     group: Mesh | None = None  # ranks that have tensors in parts, along each of their axes
-    cut: tuple[Wish, ...] | None = None  # which tensors
+    cut: tuple[Wish, ...] | None = None  # which tensors; empty: layouts are looked for
     micro: int | None = None
     schedules: tuple[str, ...] = ()
     pairs: int | None = None
@@ -89,6 +87,7 @@ def pins(fix: Mapping[str, object], schedules: Sequence[str] | None) -> Pins:
     for name in chosen:
         if name not in FAMILIES:
             raise BadInput(f"no family '{name}'", where="schedule", allowed=", ".join(FAMILIES))
+    group, cut = cut_on(fix.get("cut"), _grid(fix, "group"))
     return Pins(
         data=_whole(fix, "data"),
         pipeline=_whole(fix, "pipeline"),
@@ -96,8 +95,8 @@ def pins(fix: Mapping[str, object], schedules: Sequence[str] | None) -> Pins:
         grid=grid if grid is not None and len(grid) > 1 else None,
         gather=None if (gather := fix.get("gather")) is None else "" if gather == "end" else str(gather),
         regrid=_regrid(fix),
-        group=_grid(fix, "group"),
-        cut=None if fix.get("cut") is None else wishes_in(cut_lines(fix["cut"])),
+        group=group,
+        cut=cut,
         micro=_whole(fix, "micro"),
         schedules=chosen,
         pairs=_whole(fix, "pairs"),
@@ -285,13 +284,14 @@ def told(pinned: Pins) -> dict[str, str]:
         "regrid": pinned.regrid,
         "spatial": grid,
         "group": None if pinned.group is None else "x".join(map(str, pinned.group)),
-        "cut": None if pinned.cut is None else ",".join(f"{x.pattern}:{x.factor}" for x in pinned.cut),
+        "cut": pinned.cut and ",".join(f"{x.pattern}:{x.factor}" for x in pinned.cut),
         "pipeline": pinned.pipeline,
         "data": pinned.data,
         "stages": stages,
         "devices": pinned.devices,
         "out_of_order": pinned.out_of_order,
     }
+    found |= {"cut": ANY_CUT} if pinned.cut == () else {}
     return {key: str(value).lower() for key, value in found.items() if value is not None}
 
 

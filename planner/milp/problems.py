@@ -16,10 +16,12 @@ import numpy as np
 
 from planner.arrays import BoolArray, IntArray
 from planner.cluster import Sum
-from planner.cost import Tables
+from planner.cost import GridChoice, Tables
 from planner.errors import BadInput
+from planner.layout import Mesh
 from planner.milp.configurations.configurations import Configuration
 from planner.milp.configurations.placement import PlacementCosts
+from planner.milp.configurations.tensor_parts import part_sums
 from planner.milp.cut.frozen_order import Order, WorkMeter
 from planner.milp.cut.problem import CutProblem, CutRow
 from planner.milp.cut.recompute_choice import RecomputeMoments, RecomputeProblem
@@ -29,7 +31,7 @@ from planner.milp.cut.unit_times import column_sums, row_sums, with_units
 from planner.milp.pins import Update
 from planner.milp.search.descent import even, judge, near
 from planner.plan import StageTimes
-from planner.profile import Profile, launch_ns
+from planner.profile import CostKey, Profile, launch_ns
 from planner.schedule import Kind, Schedule, generate, overlapped, with_recompute
 from planner.simulate import best_overlap
 
@@ -63,6 +65,7 @@ class Kept:
     even_ns: dict[Configuration, int] = field(default_factory=dict)
     bounds: dict[Configuration, float] = field(default_factory=dict)  # of cuts in which all neighbours talk
     rows: Rows = field(default_factory=dict)  # of orders that several configurations have
+    layouts: dict[tuple[CostKey, Mesh], list[GridChoice]] = field(default_factory=dict)  # looked for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +123,7 @@ class Problems:
         groups = tuple(tuple(sorted(set(place[:, s].tolist()))) for s in stages)
         sums = self.machines.worker_sums(configuration, groups)
         tie = self.machines.worker_sums(configuration, (tuple(range(configuration.workers)),), tied=True)[0]
+        parts = tuple(part_sums(self.machines, configuration, groups, axes) for axes in tables.parted)
         prefix, launch = _prefixes(tables, slowness), [launch_ns(fitted, kind) for kind in COMPUTE]
         rows: tuple[Sum, ...] = ()
         if configuration.held:
@@ -138,6 +142,7 @@ class Problems:
             launch_ns=np.array(launch, np.int64),
             update_ns=launch_ns(fitted, Kind.STEP),
             sums=sums,
+            parts=parts,
             rows=rows,
             tie=tie,
             latency_ns=latency,

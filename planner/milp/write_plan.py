@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 
 from planner.arrays import NS_PER_S, IntArray
-from planner.cost import stage_of
+from planner.choose import LayoutPrice
+from planner.cost import GridChoice, stage_of
 from planner.kept import KeptEntries
+from planner.layout import Mesh, Wish
+from planner.milp.configurations.configurations import shapes
 from planner.milp.configurations.spatial_choices import choice_of
-from planner.milp.configurations.tensor_parts import lines_of
+from planner.milp.configurations.tensor_parts import converting_ns, lines_of
 from planner.milp.cut.problem import CutProblem
 from planner.milp.cut.stage_costs import COMPUTE, KINDS
 from planner.milp.instance import Instance
+from planner.milp.pins import Pins
 from planner.milp.search.descent import Answer
 from planner.model import crossings, stage_of_layers
 from planner.plan import (
@@ -119,6 +125,32 @@ def _with_near_rivals(proof: Certificate, high_ns: int) -> Certificate:
         if rival.kind != "near" or (rival.step_ns is not None and rival.step_ns <= high_ns)
     )
     return proof.model_copy(update={"rivals": tuple(kept)})
+
+
+def price_group(space: Instance, micro: int, mesh: Mesh, cut: Sequence[Wish]) -> LayoutPrice:
+    """Returns what a plan takes whose only axis is a group that has tensors in parts, whether it fits or not.
+
+    Args: `space` has the batch; `micro` is the micro-batch, which divides it. `mesh` is one of `planner.group.on_cluster`.
+    """
+    alone = Pins(data=1, pipeline=1, schedules=("1f1b",), recompute=False, shard=False)
+    choice = GridChoice(mesh=mesh, cut=tuple(cut)) if cut else GridChoice()
+    cluster, batch = space.cluster, space.batch
+    given = partial(shapes, cluster, layers=space.layers, batch=batch, micros=[micro], pinned=alone)
+    shape = next(given(splits=lambda _: (choice,)))
+    posed = space.problem(shape)
+    assert posed is not None, "one stage has an order"
+    ends = np.array([0, posed.layers])
+    (times,), (held,) = stage_times(posed, ends), memory(posed, ends)
+    ns, sums = int(posed.times(ends[None, :])[0]), times.sync_ns + times.step_ns
+    convert = shape.micros * converting_ns(space.machines, space.costs, shape, posed.tables.setting)
+    state = held.parameters + held.gradients + held.optimizer
+    return LayoutPrice(
+        compute_ns=ns - sums - convert,
+        convert_ns=convert,
+        sum_ns=sums,
+        state_bytes=state,
+        kept_bytes=held.total - held.margin - state,
+    )
 
 
 def schedule_choice(posed: CutProblem) -> ScheduleChoice:

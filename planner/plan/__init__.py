@@ -44,7 +44,9 @@ from planner.plan.plan import (
 
 if TYPE_CHECKING:
     from planner.plan.cuts import (
+        ANY_CUT,
         cut_lines,
+        cut_on,
         graph_on_group,
         is_cut,
         mesh_of,
@@ -90,6 +92,7 @@ if TYPE_CHECKING:
     from planner.plan.yaml import dump, load
 
 __all__ = [
+    "ANY_CUT",
     "BY_ELEMENT",
     "GROUP_AXIS",
     "MOST_NEAR",
@@ -124,6 +127,7 @@ __all__ = [
     "cards_of",
     "coordinates",
     "cut_lines",
+    "cut_on",
     "distinct_replicas",
     "dump",
     "graph_on_group",
@@ -185,6 +189,8 @@ __getattr__ = later(
             "world_size",
         ),
         "cuts": (
+            "ANY_CUT",
+            "cut_on",
             "cut_lines",
             "graph_on_group",
             "is_cut",

@@ -188,6 +188,10 @@ class SearchSpace(Part):
     grids: tuple[tuple[Count, ...], ...] = Field(
         default=(), description="ways to split samples besides whole ones"
     )
+    layouts: tuple[tuple[Count, ...], ...] = Field(
+        default=(),
+        description="groups of the layouts of tensors in parts besides whole ones, each as often as it is",
+    )
     grid_changes: Count | None = Field(
         default=None, description="layers before which the grid may change; empty: any"
     )

@@ -9,17 +9,19 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
 from planner import files
 from planner.errors import BadInput, Violation
-from planner.files import Part
+from planner.files import Count, Part
 from planner.layout import LocalGraph, Wish, cut_of, refused_cut
 from planner.model import ModelGraph
 from planner.plan.plan import CutLine, Plan
 from planner.plan.sharding import shard_of
+
+ANY_CUT: Final = "any"  # in place of a cut: layouts are looked for
 
 
 def is_cut(plan: Plan) -> bool:
@@ -138,15 +140,41 @@ def wishes_in(lines: Iterable[CutLine]) -> tuple[Wish, ...]:
     )
 
 
+def cut_on(
+    given: object, group: tuple[int, ...] | None
+) -> tuple[tuple[int, ...] | None, tuple[Wish, ...] | None]:
+    """Returns the group and the wishes of a section `cut` that stands outside of a plan.
+
+    Args: `given` is that of `cut_given`, ANY_CUT or None; `group` is asked for beside it, if one is.
+    Returns: no wishes where layouts are to be looked for, also for a group without a cut; None where nothing is asked.
+    Raises: BadInput where they name different groups.
+    """
+    if given in (None, ANY_CUT):
+        return group, None if given is None and group is None else ()
+    found = cut_given(given)
+    if found.group and group not in (None, found.group):
+        both = " and ".join("x".join(map(str, each)) for each in (found.group, group or ()))
+        raise BadInput(
+            f"the file of the cut and group name {both} ranks", where="fix", allowed="the same ranks"
+        )
+    return found.group or group, wishes_in(found.cut)
+
+
 class CutFile(Part):
-    """A file with a section `cut` and nothing else."""
+    """A file with a section `cut`, and the group that it was made for."""
 
     version: Literal[1] = 1
+    group: tuple[Count, ...] = Field(default=(), description="ranks along each axis; empty: any group")
     cut: Annotated[tuple[CutLine, ...], Field(min_length=1)]
 
 
 def cut_lines(given: object) -> tuple[CutLine, ...]:
-    """Reads a section `cut` that stands outside of a plan.
+    """Reads a section `cut` that stands outside of a plan; see `cut_given`."""
+    return cut_given(given).cut
+
+
+def cut_given(given: object) -> CutFile:
+    """Reads a section `cut` that stands outside of a plan, with its group where a file names one.
 
     Args: `given` is a text such as `blocks.*.attention:heads,blocks.*:sequence`, in which a second and a third factor
         are for further axes of the group; the path of a file with `version: 1` and `cut`; or a list of rows.
@@ -155,14 +183,14 @@ def cut_lines(given: object) -> tuple[CutLine, ...]:
     allowed = "MODULE:FACTOR such as blocks.*.attention:heads, several with commas, or a file"
     if isinstance(given, list | tuple):
         rows = {"version": 1, "cut": [dict(row) if isinstance(row, Mapping) else row for row in given]}
-        return files.read(CutFile, json.dumps(rows), name="cut", version=1).cut
+        return files.read(CutFile, json.dumps(rows), name="cut", version=1)
     text = str(given).strip()
     if ":" not in text and (text.endswith((".yaml", ".yml")) or Path(text).is_file()):
-        return files.load(CutFile, Path(text), version=1).cut
+        return files.load(CutFile, Path(text), version=1)
     lines = []
     for line in text.split(","):
         layers, *factors = (part.strip() for part in line.split(":"))
         if not layers or not 1 <= len(factors) <= 3 or not any(factors):
             raise BadInput(f"cut is {line.strip()!r}", where="fix", allowed=allowed)
         lines.append(CutLine(layers=layers, **dict(zip("xyz", factors, strict=False))))
-    return tuple(lines)
+    return CutFile(cut=tuple(lines))

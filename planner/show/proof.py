@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from planner.plan import MOST_NEAR, Certificate, Plan, SearchSpace, told_shared, told_sums, world_size
-from planner.show.rivals import error_of, on_hosts, paired, rival_rows, together
+from planner.show.rivals import error_of, layouts_told, on_hosts, paired, rival_rows, together
 from planner.units import format_duration, format_percent, format_rate, number_word, plural
 
 BY_HAND = "not proved: this plan was written by hand"
@@ -199,6 +199,7 @@ def _space(space: SearchSpace, rescheduled: int) -> Iterator[tuple[str, str]]:
     yield "cuts", _cuts(space)
     if space.grids:
         yield "samples", _samples(space)
+    yield from layouts_told(space)
     yield "recomputation", _recomputation(space)
     state = "state sharded over replicas"
     either = f"{state} where memory or time asks for it, in all stages alike"

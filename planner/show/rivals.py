@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from planner.plan import (
@@ -11,6 +13,7 @@ from planner.plan import (
     PlannedConfiguration,
     Rival,
     RivalKind,
+    SearchSpace,
     awaited_ns,
     is_cut,
     mesh_of,
@@ -245,3 +248,14 @@ def together(plan: Plan) -> str:
         return f"tensors in parts on groups of {'x'.join(map(str, mesh_of(plan)))}"
     grid = next((stage.spatial for stage in plan.stages if stage.spatial), ())
     return f"each sample in {'x'.join(map(str, grid))} shards" if plan.axes.spatial > 1 else ""
+
+
+def layouts_told(space: SearchSpace) -> Iterator[tuple[str, str]]:
+    """Yields what a proof covers of layouts of tensors in parts, where they were looked for."""
+    counts = Counter("x".join(map(str, mesh)) for mesh in space.layouts)
+    said = ", ".join(f"{count} on groups of {mesh}" for mesh, count in counts.items())
+    if said:
+        yield (
+            "layouts",
+            f"{said}: the best of the search for layouts, one for all blocks; the proof covers no others",
+        )

@@ -7,8 +7,9 @@ from dataclasses import asdict, replace
 from math import ceil, prod
 
 from planner.arrays import NS_PER_S
-from planner.cost import copies_of_statistics, losses_held, on_group, setting_of, stage_bytes, step_bytes
+from planner.cost import copies_of_statistics, losses_held, setting_of, stage_bytes, step_bytes
 from planner.errors import Violation
+from planner.group import on_group
 from planner.kept import KeptEntries
 from planner.model import ModelGraph
 from planner.plan import (

@@ -173,7 +173,9 @@ def _with_data(
                     continue
                 every = product(_free(pinned.recompute), _free(pinned.shard), _directions(cluster, workers))
                 for recompute, shard, mirrored in every:
-                    if shard and replicas * (2 * pairs if FAMILIES[family].paired else 1) == 1:
+                    if shard and (
+                        split.mesh or replicas * (2 * pairs if FAMILIES[family].paired else 1) == 1
+                    ):
                         continue
                     yield Configuration(
                         family=family,

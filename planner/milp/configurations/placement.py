@@ -32,6 +32,7 @@ from planner.cluster import (
     spread,
     transfer_s,
 )
+from planner.group import MeshOnCluster
 from planner.milp.configurations.configurations import AxisName, Configuration
 from planner.spatial import neighbours
 from planner.sums import offered, parse
@@ -89,6 +90,7 @@ class PlacementCosts:
     pinned: str = ""  # the name of all sums of gradients that nobody shares; "" is free
     _sums: dict[tuple[Spread, int, Summing], Sum] = field(default_factory=dict)
     _groups: dict[GroupKey, Group] = field(default_factory=dict)
+    meshes: dict[tuple[tuple[int, ...], int], MeshOnCluster] = field(default_factory=dict)
     _placements: dict[PlacementKey, Placement] = field(default_factory=dict)
     _worker_sums: dict[tuple[PlacementKey, WorkerGroups, Summing], tuple[Sum, ...]] = field(
         default_factory=dict
@@ -163,9 +165,8 @@ class PlacementCosts:
 
         Returns: latency, nanoseconds per byte and the all-reduce of the group.
         """
-        regridded = bool(configuration.then) or configuration.shared or bool(configuration.mesh)
-        grid = configuration.grid or (configuration.spatial,)
-        key = GroupKey(grid=grid, devices=configuration.devices, regridded=regridded)
+        regridded = bool(configuration.then) or configuration.shared
+        key = GroupKey(grid=configuration.grid, devices=configuration.devices, regridded=regridded)
         if key not in self._groups:
             self._groups[key] = self._spatial_group(configuration)
         return self._groups[key]
@@ -174,7 +175,7 @@ class PlacementCosts:
         """Returns the worst of the groups that share a sample; where the grid changes, any two ranks talk to each other."""
         count, near = shape.devices, shape.spatial
         groups = [self.slots[first : first + near] for first in range(0, count, near)]
-        every = shape.then or shape.shared or shape.mesh
+        every = shape.then or shape.shared
         apart_by = list(combinations(range(near), 2)) if every else neighbours(shape.grid)
         pairs = [(group[a], group[b]) for group in groups for a, b in apart_by]
         sharers = card_sharers(self.cluster, pairs)

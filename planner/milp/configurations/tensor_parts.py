@@ -1,4 +1,4 @@
-"""Lists the groups of ranks that may have tensors in parts, where a cut is pinned, and writes the cut into stages."""
+"""Groups of ranks that have tensors in parts: which there may be, where they stand, and how a plan writes their cut."""
 
 from __future__ import annotations
 
@@ -6,14 +6,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
-from planner.cluster import Cluster, total_devices
+import numpy as np
+
+from planner.choose import layouts, rows_of, work_of
+from planner.cluster import Cluster, Group, Slot, Sum, total_devices
 from planner.cost import GridChoice
 from planner.errors import BadInput
-from planner.layout import Mesh, Wish, named_in, refused_cut
+from planner.group import MeshOnCluster, activation_bytes, layer_parts
+from planner.layout import Mesh, Wish, cut_of, named_in, positions, refused_cut
+from planner.milp import limits
+from planner.milp.configurations.configurations import Configuration
+from planner.milp.configurations.placement import PlacementCosts, WorkerGroups
+from planner.milp.configurations.spatial_choices import needs_space
 from planner.milp.pins import Pins
 from planner.model import ModelGraph
 from planner.plan import CutLine
 from planner.profile import CostKey, Profile
+
+_TYPICAL_BYTES = 1 << 20  # of gradients
 
 
 def check_parts(pinned: Pins) -> Pins:
@@ -21,7 +31,7 @@ def check_parts(pinned: Pins) -> Pins:
 
     Raises: BadInput where that is pinned as well, or no cut is, or no group of 2 ranks.
     """
-    if pinned.cut is None and pinned.group is None:
+    if pinned.cut is None:
         return pinned
     both = {
         "spatial": pinned.spatial not in (None, 1),
@@ -33,37 +43,71 @@ def check_parts(pinned: Pins) -> Pins:
     }
     if named := [key for key, given in both.items() if given]:
         raise BadInput(f"cut and {named[0]} do not go together", where="fix", allowed="one of them")
-    if pinned.cut is None:
-        allowed = 'cut, such as "cut=blocks.*.attention:heads"; spatial for samples cut in space'
-        raise BadInput("group is fixed and no cut", where="fix", allowed=allowed)
     if pinned.group is not None and (prod(pinned.group) < 2 or len(pinned.group) > 3):
         shown = "x".join(map(str, pinned.group))
         raise BadInput(
             f"group is {shown}", where="fix", allowed="2 ranks or more, on up to 3 axes such as 2x2"
         )
+    if not pinned.cut and pinned.group is None:
+        return pinned
     return replace(pinned, shard=False, held="", out_of_order=False)
 
 
 def meshes_of(pinned: Pins, cluster: Cluster) -> tuple[Mesh, ...]:
-    """Returns the groups that a pinned cut may have: the pinned one, or one axis of any size that divides a node.
+    """Returns the groups that a cut may have: the pinned one, or one axis of any size that divides a node.
 
     Args: `cluster` has the devices, of which a group has 2 or more.
     """
     if pinned.group is not None:
         return (pinned.group,)
-    near = min(group.devices_per_node for group in cluster.groups)
-    return tuple((ranks,) for ranks in range(2, min(near, total_devices(cluster)) + 1) if near % ranks == 0)
+    near, most = (
+        min(group.devices_per_node for group in cluster.groups),
+        pinned.devices or total_devices(cluster),
+    )
+    return tuple((ranks,) for ranks in range(2, min(near, most) + 1) if near % ranks == 0)
+
+
+Known = dict[tuple[CostKey, Mesh], list[GridChoice]]  # layouts that were looked for, by setting and group
+
+
+def _cuts(
+    profile: Profile,
+    setting: CostKey,
+    micros: Sequence[int],
+    pinned: Pins,
+    cluster: Cluster,
+    known: Known,
+) -> list[GridChoice]:
+    """Returns the pinned cut on each group, or the layouts that are best on each: those of the largest micro-batch."""
+    if pinned.cut:
+        return [GridChoice(mesh=mesh, cut=pinned.cut) for mesh in meshes_of(pinned, cluster)]
+    several = [micro for micro in micros if setting.micro % micro == 0 and pinned.micro in (None, micro)]
+    if not several:
+        return []
+    key, found = setting._replace(micro=max(several)), list[GridChoice]()
+    for mesh in meshes_of(pinned, cluster):
+        if (key, mesh) not in known:
+            work = work_of(profile, key, setting.micro // key.micro)
+            every = layouts(work, cluster, prod(mesh), mesh=mesh, most=limits.LAYOUTS)
+            known[key, mesh] = [GridChoice(mesh=mesh, cut=each.lines) for each in every if each.lines]
+        found += known[key, mesh]
+    return found
 
 
 def groups_with_cut(
-    profile: Profile, setting: CostKey, micros: Sequence[int], pinned: Pins, cluster: Cluster
+    profile: Profile,
+    setting: CostKey,
+    micros: Sequence[int],
+    pinned: Pins,
+    cluster: Cluster,
+    known: Known,
 ) -> Mapping[int, tuple[GridChoice, ...]]:
-    """Returns the groups that can have the pinned cut, for each micro-batch.
+    """Returns the groups that can have the pinned cut, or a layout that is looked for, for each micro-batch.
 
-    Args: `setting` has precision and execution; `micros` are the micro-batches that there are costs of.
+    Args: `setting` has precision, execution and the whole batch; `micros` are the micro-batches that there are costs of;
+        `known` keeps what was looked for.
     Raises: BadInput where the model, its optimizer, or all micro-batches and groups do not allow it: the first reason.
     """
-    assert pinned.cut is not None
     graph, optimizer = profile.graph, profile.optimizer
     if setting.execution != "eager" or setting.precision == "fp16":
         said = f"a cut does not go with {setting.execution}, {setting.precision}"
@@ -75,11 +119,13 @@ def groups_with_cut(
         said = f"a forward writes '{written}', which ranks of a group with a cut do not keep equal"
         raise BadInput(said, where="fix cut", allowed="no cut")
     found, why = dict[int, tuple[GridChoice, ...]](), ""
+    every = _cuts(profile, setting, micros, pinned, cluster, known)
     for micro in micros:
-        refused = {mesh: refused_cut(graph, micro, mesh, pinned.cut) for mesh in meshes_of(pinned, cluster)}
-        found[micro] = tuple(GridChoice(mesh=mesh, cut=pinned.cut) for mesh in refused if not refused[mesh])
+        refused = {each: refused_cut(graph, micro, each.mesh, each.cut) for each in every}
+        found[micro] = tuple(each for each in every if not refused[each])
         why = why or next(filter(None, refused.values()), "")
-    if not any(found[micro] for micro in found if pinned.micro in (None, micro)):
+    free = not pinned.cut and pinned.group is None
+    if not free and not any(found[micro] for micro in found if pinned.micro in (None, micro)):
         raise BadInput(why or "no node has 2 devices for a group", where="fix cut")
     return found
 
@@ -89,11 +135,13 @@ def lines_of(cut: Sequence[Wish], graph: ModelGraph, layers: Sequence[str]) -> t
 
     Args: `layers` are those of the stage.
     """
-    rows: dict[str, dict[str, str]] = {}
-    for wish in cut:
-        if named_in(wish, graph, layers):
-            rows.setdefault(wish.pattern, {})["xyz"[wish.axis]] = wish.factor
-    return tuple(CutLine(layers=pattern, **factors) for pattern, factors in rows.items())
+    return tuple(CutLine(**row) for row in rows_of([wish for wish in cut if named_in(wish, graph, layers)]))
+
+
+def may_be_whole(pinned: Pins) -> bool:
+    """Returns whether ranks may work alone, on whole samples and whole tensors."""
+    apart = needs_space(pinned) or bool(pinned.cut) or pinned.group is not None
+    return pinned.spatial in (None, 1) and not apart
 
 
 def without_group(
@@ -106,3 +154,63 @@ def without_group(
     if any(split.mesh for split in splits(micro)):
         return (GridChoice(),)
     return [split for split in splits(micro) if pinned.spatial is None or not split.grid]
+
+
+def group_on(machines: PlacementCosts, shape: Configuration) -> Group | MeshOnCluster:
+    """Returns what messages take within the groups of a configuration, or where those stand that have tensors in parts."""
+    return mesh_group(machines, shape) if shape.mesh else machines.spatial_group(shape)
+
+
+def mesh_group(machines: PlacementCosts, shape: Configuration) -> MeshOnCluster:
+    """Returns where the groups stand that have tensors in parts, for what their conversions take."""
+    key = shape.mesh, shape.devices
+    if key not in machines.meshes:
+        near = shape.spatial
+        places = tuple(machines.slots[first : first + near] for first in range(0, shape.devices, near))
+        machines.meshes[key] = MeshOnCluster(mesh=shape.mesh, cluster=machines.cluster, places=places)
+    return machines.meshes[key]
+
+
+def converting_ns(
+    machines: PlacementCosts, profile: Profile, shape: Configuration, setting: CostKey
+) -> float:
+    """Returns what the conversions of one micro-batch take; nothing where no tensor lies in parts."""
+    if not shape.mesh:
+        return 0.0
+    found = cut_of(profile.graph, shape.micro, shape.mesh, shape.cut)
+    parts = layer_parts(found, activation_bytes(profile, setting), mesh_group(machines, shape)).values()
+    return sum(part.forward_ns + part.backward_ns for part in parts)
+
+
+def part_sums(
+    machines: PlacementCosts, shape: Configuration, groups: WorkerGroups, axes: tuple[int, ...]
+) -> tuple[Sum, ...]:
+    """Returns the all-reduces of gradients that lie in parts, over the ranks that have the same part.
+
+    Args: `groups` of workers, each summed over all replicas; `axes` of the group are those that cut the parts.
+    Returns: for each group of workers the slowest of its sums.
+    """
+    grid, at, found = machines.grid(shape), positions(shape.mesh), []
+    for group in groups:
+        same: dict[tuple[int, ...], list[Slot]] = {}
+        for row, place in zip(grid, at * shape.data, strict=True):
+            part = tuple(place[axis] for axis in axes)
+            same.setdefault(part, []).extend(row[w] for w in group)
+        found.append(list(same.values()))
+    every = iter(machines.sums([part for own in found for part in own], "itself"))
+    return tuple(max((next(every) for _ in own), key=_typical_ns) for own in found)
+
+
+def _typical_ns(found: Sum) -> int:
+    return int(found.ns(np.array([_TYPICAL_BYTES]))[0])
+
+
+def layouts_looked_at(
+    splits: Callable[[int], Sequence[GridChoice]], micros: Sequence[int], pinned: Pins
+) -> tuple[Mesh, ...]:
+    """Returns the group of each layout that was looked for; none where a cut is pinned.
+
+    Args: `splits` are those of the question, by micro-batch.
+    """
+    found = {(each.mesh, each.cut) for micro in micros for each in splits(micro) if each.mesh}
+    return () if pinned.cut else tuple(sorted(mesh for mesh, _ in found))

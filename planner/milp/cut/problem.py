@@ -178,6 +178,27 @@ class CutProblem(StageCosts):
         )
         return self._critical(mixed, rough=self.patterned)[0]
 
+    def critical_along(self, table: FloatArray, pattern: BoolArray) -> tuple[list[CutRow], int]:
+        """Returns a path that determines the time for each of several durations, and the nanoseconds of the first.
+
+        Args: `table` is [point, duration]: of every kind and stage, then of messages by the boundary that they cross;
+            `pattern` [act or grad, sender, receiver] has the messages between neighbours that there are.
+        """
+        early, kinds = np.arange(self.stages - 1), table[:, : len(KINDS) * self.stages]
+        hops = np.zeros((len(table), *pattern.shape))
+        hops[:, 0, early, early + 1], hops[:, 1, early + 1, early] = np.split(
+            table[:, kinds.shape[1] :], 2, axis=1
+        )
+        flat, own = hops.reshape(len(table), -1), pattern.ravel()
+        vectors: IntArray = np.concatenate([kinds, flat[:, own]], 1).round().astype(np.int64)
+        compiled = self._compile(own)
+        self.meter.simulated(len(vectors), 5 * self.order.actions)
+        if self.shape.update == "rolling":
+            every = [period(compiled, vector) for vector in vectors]
+            return [self._row(each.counts, own, each.steps) for each in every], every[0].period_ns
+        counts = list(critical_counts(compiled, vectors))
+        return [self._row(each, own) for each in counts], int(counts[0] @ vectors[0])
+
     @property
     def patterned(self) -> bool:
         """Returns whether the order is compiled anew for whatever messages a cut has.

@@ -54,6 +54,7 @@ class StageCosts(Sizes):
     launch_ns: IntArray  # [compute kind]: of every action besides its layers
     update_ns: int  # of every update besides
     sums: tuple[Sum, ...]  # a stage
+    parts: tuple[tuple[Sum, ...], ...]  # a table of `tables.parted` and a stage
     rows: tuple[Sum, ...]  # a stage: over replicas that share by element
     tie: Sum  # over every device, for parameters that several stages use
     latency_ns: FloatArray  # [stage, stage]
@@ -63,12 +64,8 @@ class StageCosts(Sizes):
     meter: WorkMeter
     allowed: BoolArray  # the boundaries that a cut may have
     fixed: IntArray | None = None  # the cut, where the shape includes it
-    least: LeastRecompute | None = (
-        None  # where only some stages recompute; `prefix_ns` then has no recomputation
-    )
-    flagged: ClassVar[bool] = (
-        False  # whether a flag a stage follows the boundaries; see `planner.milp.cut.recompute_choice`
-    )
+    least: LeastRecompute | None = None  # where only some stages recompute; `prefix_ns` is then without it
+    flagged: ClassVar[bool] = False  # whether a flag a stage follows the boundaries; see `recompute_choice`
 
     @property
     def moments(self) -> tuple[IntArray, ...]:
@@ -208,8 +205,8 @@ class StageCosts(Sizes):
     @cached_property
     def _alike(self) -> list[tuple[int, list[int]]]:
         """Returns groups of stages whose sums and updates are priced alike, each behind its first stage."""
-        found: dict[tuple[Sum, float], list[int]] = {}
-        for p, key in enumerate(zip(self.sums, self.slowness, strict=True)):
+        found: dict[tuple[object, ...], list[int]] = {}
+        for p, key in enumerate(zip(self.sums, self.slowness, *self.parts, strict=True)):
             found.setdefault(key, []).append(p)
         return [(alike[0], alike) for alike in found.values()]
 
@@ -221,7 +218,9 @@ class StageCosts(Sizes):
 
         Returns: nanoseconds for each pair of boundaries.
         """
-        return self.sums[stage].ns(self.own_bytes(low, high))
+        tables = zip(self.parts, self.tables.parted.values(), strict=True)
+        apart = sum((sums[stage].ns(table[low, high]) for sums, table in tables), np.int64(0))
+        return self.sums[stage].ns(self.own_bytes(low, high)) + apart
 
     def step_ns(self, stage: int, low: IntArray, high: IntArray) -> IntArray:
         return self.handed_on_ns(stage, low, high, self.sync_ns(stage, low, high))
@@ -253,7 +252,8 @@ class StageCosts(Sizes):
 
         Returns: [begin, end] nanoseconds.
         """
-        key = GridKey("sync", self.tables.key, (self.sums[stage], self.tie))
+        sums = self.sums[stage], self.tie, *(each[stage] for each in self.parts)
+        key = GridKey("sync", self.tables.key, sums)
         return self._grid(key, lambda i, j: self.sync_ns(stage, i, j))
 
     def step_grid(self, stage: int) -> IntArray:

@@ -249,10 +249,11 @@ class Hops:
         total: FloatArray = np.zeros((len(hops), int(self.high[p] - self.low[p]) + 1))
         for way, share in ((0, hops[:, 0, p - 1, p]), (1, hops[:, 1, p, p - 1])):
             if share.any():
-                total = total + share[:, None] * self._between(p)[way]
+                total = total + share[:, None] * self.between(p)[way]
         return total
 
-    def _between(self, p: int) -> tuple[FloatArray, FloatArray]:
+    def between(self, p: int) -> tuple[FloatArray, FloatArray]:
+        """Returns [c_p] nanoseconds of what stage p - 1 sends on, and of what comes back to it."""
         if p not in self._near:
             self._near[p] = self._measure(p)
         return self._near[p]
@@ -271,9 +272,8 @@ class Hops:
             least = self.problem.tables.talk.least_bytes[:, low[p] : high[p] + 1]
             sure = np.maximum(sure[0], least[0]), np.maximum(sure[1], least[1])
         latency, byte = self.problem.latency_ns[p - 1, p], self.problem.byte_ns[p - 1, p]
-        absent = 0.0 if talk else NOTHING
-        priced = [np.where(size > 0, np.ceil(size * byte + latency - NOISE), absent) for size in sure]
-        return priced[0], priced[1]
+        line, absent = [np.ceil(size * byte + latency - NOISE) for size in sure], 0.0 if talk else NOTHING
+        return np.where(sure[0] > 0, line[0], absent), np.where(sure[1] > 0, line[1], absent)
 
     def far(self, hops: FloatArray) -> FloatArray:
         """Returns [row] nanoseconds of the messages that skip a stage, for any cut of the windows."""

@@ -28,6 +28,7 @@ from planner.milp.proof.feasible import (
     reachable,
     whole,
 )
+from planner.milp.proof.hull import hull_bound
 from planner.milp.proof.multipliers import RowMixLP, RowPool
 from planner.milp.proof.separable import SeparableRows
 from planner.milp.proof.weights import Weights, stack
@@ -127,22 +128,11 @@ class ConfigurationProof:
         for row in self.rows:
             self.record.pool.add_row(row)
         if self.problem.silent:
-            self._begin_apart()
-        elif self.rows:
+            return  # the linear program begins by itself
+        if self.rows:
             self.record.learn(even(self.problem))
         else:
             self.record.around(even(self.problem))
-
-    def _begin_apart(self) -> None:
-        """Begins with what the workers have to do, and with rows of a cut that spreads it: few others hold."""
-        assert self.spans is not None
-        pool = self.record.pool
-        for row in self.problem.loads():
-            pool.add_row(row)
-        rows = pool.weights
-        _, cut = SeparableRows(self.problem).least(rows.mixed(np.full(len(rows), 1 / len(rows))), *self.spans)
-        if len(cut):
-            self.record.around(cut)
 
     def _forget(self) -> None:
         """Drops the rows: of many stages they take megabytes each. They are learnt again if the proof continues."""
@@ -185,6 +175,10 @@ class ConfigurationProof:
         small = moments * self.problem.stages**2 <= limits.MOMENTS
         return small and self.spans is not None and count_arcs(self.problem, *self.spans) <= limits.ARCS
 
+    def _wide(self) -> bool:
+        """Returns whether the linear program should narrow the windows before arcs are built."""
+        return self.spans is not None and count_arcs(self.problem, *self.spans) > limits.FILTERED_ARCS
+
     def _grow(self) -> None:
         """Builds the arcs that fit and that single rows do not refute, where they are not too many."""
         if self.spans is None or self.root is not None or not self._light():
@@ -207,7 +201,10 @@ class ConfigurationProof:
             return
         if self.timed is not None and self.problem.flagged and self._light():
             self._begin()
-        elif self.root is None and (lower or not self.record.pool.rows or not self._light()):
+        elif self.root is None and self.rounds and self._wide():
+            self.rounds = 0
+            self._surround()
+        elif self.root is None and (lower or not self.record.pool.rows):
             self.rounds *= 2
             self._surround()
         self._grow()
@@ -247,10 +244,13 @@ def surrounded(
     record: ProofState, lines: SeparableRows, spans: Windows, rounds: int
 ) -> tuple[float, Windows | None]:
     """Bounds all cuts of the windows, and narrows the windows to the cuts below the limit.
-    Args: `lines` prices the rows of `record`; at most `rounds` mixtures of rows are tried.
+    Args: `lines` prices the rows of `record`; at most `rounds` mixtures of rows are tried, 0 asks for the linear program.
     Returns: the lower bound, and the windows; None for the windows where no cut is below the limit.
     """
-    bound, mixtures = _squeezed(record, lines, spans, rounds)
+    if rounds and not record.problem.silent:
+        bound, mixtures = _squeezed(record, lines, spans, rounds)
+    else:
+        bound, mixtures = hull_bound(record, lines, *spans, limits.ROUNDS * 2)
     if bound > record.most:
         return bound, None
     active = record.pool.weights.part(record.pool.active())

@@ -28,7 +28,7 @@ from planner.arrays import BoolArray, FloatArray, IntArray
 from planner.cluster import Sum
 from planner.milp.cut.problem import CutProblem
 from planner.milp.cut.stage_costs import COMPUTE
-from planner.milp.proof.boxes import ROUNDING, STEP, SYNC, Hops
+from planner.milp.proof.boxes import NOTHING, ROUNDING, STEP, SYNC, Hops
 from planner.milp.proof.weights import Weights
 
 Span = tuple[int, int]
@@ -111,6 +111,46 @@ class SeparableRows:
             total[:, :-1] -= line
         return total
 
+    def messages(self, low: IntArray, high: IntArray) -> tuple[BoolArray, FloatArray]:
+        """Returns the messages between neighbours that all cuts between two others have, and what they take.
+
+        Returns: [act or grad, sender, receiver] truth values, and [act or grad, boundary, place] nanoseconds; no time
+            for messages that some cut lacks.
+        """
+        problem, depth = self.problem, self.problem.stages
+        there = np.zeros((2, depth, depth), np.bool_)
+        ns = np.zeros((2, depth + 1, len(self.places)))
+        hops = None if problem.chained else Hops(problem, problem.bounds(low), problem.bounds(high))
+        for p, (first, last) in enumerate(self.spans(low, high)):
+            if not 0 < p < depth or first == last:
+                continue
+            if hops is None:
+                size = self._bytes[2:4, first:last]
+                line = size * problem.byte_ns[p - 1, p] + problem.latency_ns[p - 1, p]
+            else:
+                line = np.stack(hops.between(p))[:, self.places[first:last] - int(problem.bounds(low)[p])]
+            there[0, p - 1, p], there[1, p, p - 1] = sure = line.min(1) > NOTHING / 2
+            ns[:, p, first:last] = line * sure[:, None]
+        return there, ns
+
+    def durations(self, shares: FloatArray, messages: FloatArray) -> FloatArray:
+        """Returns what the stages of a mixture of cuts take, as `heights` prices them.
+
+        Args: `shares` and `messages` are [boundary, place] and [act or grad, boundary, place].
+        Returns: the nanoseconds of each kind and stage, then those of messages by the boundary that they cross.
+        """
+        problem, depth, count = self.problem, self.problem.stages, len(COMPUTE)
+        stage = np.arange(depth)
+        prefix = np.einsum("skj,pj->skp", self._work, shares)
+        own = stage if len(prefix) > 1 else np.zeros(depth, np.int64)
+        kinds = np.zeros((count + 2, depth))
+        kinds[:count] = (prefix[own, :, stage + 1] - prefix[own, :, stage]).T + problem.launch_ns[:, None]
+        size = np.diff(self._bytes[:2] @ shares.T)
+        kinds[SYNC] = self._sum_slopes * size[0]
+        kinds[STEP] = self._step_slopes * size[1] + (0.5 * kinds[SYNC] if problem.shape.shard else 0.0)
+        hops = np.einsum("wpj,pj->wp", messages, shares)[:, 1:depth]
+        return np.concatenate([kinds.ravel(), hops.ravel()]).clip(0.0)
+
     def _constants(self, weights: Weights) -> FloatArray:
         launches = np.tensordot(weights.kinds[:, : len(COMPUTE)].sum(2), self.problem.launch_ns, 1)
         found: FloatArray = weights.constant + launches - _SLACK
@@ -122,9 +162,9 @@ class SeparableRows:
         Args: `weights` is one row; `low` and `high` are [boundary, then flag].
         Returns: nanoseconds and the cut; infinite and an empty cut where the windows have none.
         """
-        spans = self._spans(low, high)
+        spans = self.spans(low, high)
         self.problem.meter.priced(sum(last - first for first, last in spans))
-        total, constants = self._parts(weights, low, high)
+        total, constants = self.parts(weights, low, high)
         values = [total[0][0]]
         for p in range(1, len(total)):
             values.append(self._onward(p - 1, values[-1], spans) + total[p][0])
@@ -150,9 +190,9 @@ class SeparableRows:
         Args: `weights` are rows; `low` and `high` are [boundary, then flag].
         Returns: None where no cut is left.
         """
-        depth, spans = self.problem.stages, self._spans(low, high)
+        depth, spans = self.problem.stages, self.spans(low, high)
         self.problem.meter.priced(3 * len(weights) * sum(last - first for first, last in spans))
-        total, constants = self._parts(weights, low, high)
+        total, constants = self.parts(weights, low, high)
         ahead = [total[0]]
         for p in range(1, depth + 1):
             ahead.append(self._onward(p - 1, ahead[-1], spans) + total[p])
@@ -167,15 +207,15 @@ class SeparableRows:
                 behind = self._backward(p - 1, behind + total[p], spans)
         return low, high
 
-    def _spans(self, low: IntArray, high: IntArray) -> list[Span]:
+    def spans(self, low: IntArray, high: IntArray) -> list[Span]:
         """Returns the range of places in the window of every boundary."""
         low, high = self.problem.bounds(low), self.problem.bounds(high)
         first, last = np.searchsorted(self.places, low), np.searchsorted(self.places, high, side="right")
         return list(zip(first.tolist(), np.maximum(first, last).tolist(), strict=True))
 
-    def _parts(self, weights: Weights, low: IntArray, high: IntArray) -> tuple[list[FloatArray], FloatArray]:
+    def parts(self, weights: Weights, low: IntArray, high: IntArray) -> tuple[list[FloatArray], FloatArray]:
         """Returns `heights` of each boundary within its window, and the constants of the rows."""
-        heights, spans, constants = self.heights(weights), self._spans(low, high), self._constants(weights)
+        heights, spans, constants = self.heights(weights), self.spans(low, high), self._constants(weights)
         parts = [heights[:, p, first:last] for p, (first, last) in enumerate(spans)]
         if self.problem.chained:
             return parts, constants

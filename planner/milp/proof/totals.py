@@ -39,9 +39,8 @@ from planner.arrays import FloatArray, IntArray
 from planner.cluster import Sum
 from planner.cost import Tables
 from planner.milp.configurations.configurations import Configuration
-from planner.milp.cut.unit_times import UnitFloors, shared_by
+from planner.milp.cut.unit_times import LayerWork, Passed, UnitFloors, layer_work, own_bytes, shared_by
 from planner.milp.instance import Instance
-from planner.milp.proof.layer_work import LayerWork, Passed, layer_work, own_bytes
 from planner.schedule import FAMILIES
 
 Bound = Literal["computed", "free", "summed"]

@@ -13,8 +13,8 @@ import numpy as np
 
 from planner.milp import explain, limits
 from planner.milp.configurations.configurations import Configuration, shapes
+from planner.milp.cut.unit_times import LayerWork
 from planner.milp.instance import Instance
-from planner.milp.proof.layer_work import LayerWork
 from planner.milp.proof.totals import TotalsBound
 from planner.milp.search.descent import UNFIT_NS, Answer, judge, starts
 from planner.milp.search.state import ConfigurationState, SearchState

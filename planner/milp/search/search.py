@@ -248,7 +248,8 @@ def thriftier(instance: Instance, shape: Configuration) -> Iterator[Configuratio
     """
     pinned, now = instance.pins, shape.recompute or shape.sparing
     recompute = (True,) if now else (False,) if pinned.recompute is False else (False, True)
-    shard = (shape.shard,) if shape.shard or shape.held or pinned.shard is False else (False, True)
+    alone = shape.shard or shape.held or shape.mesh or pinned.shard is False
+    shard = (shape.shard,) if alone else (False, True)
     for again, sharded in product(recompute, shard):
         changed = (again, sharded) != (now, shape.shard)
         if changed and (not sharded or (shape.holders > 1 and not instance.joint)):

@@ -184,17 +184,15 @@ class SearchState:
     def prove(self) -> None:
         """Continues open proofs, a few boxes each, the lowest bound first; stops at the least bound in `left`."""
         self._polish()
-        meter, most = self.instance.meter, self.effort.work_ns
+        meter, most, nodes = self.instance.meter, self.effort.work_ns, self.effort.nodes
         talking = [tried for tried in self.open if not tried.problem.silent]
         plain = [tried for tried in talking if not tried.problem.flagged]
         if len(plain) < len(talking):  # what is known without flags refutes most of what has them
-            share = limits.PLAIN * (most - meter.spent_ns)
-            self._take_further(plain, self.effort.nodes, meter.spent_ns + share)
-        self._take_further(talking, self.effort.nodes, most)
+            self._take_further(plain, nodes, meter.spent_ns + limits.PLAIN * (most - meter.spent_ns))
+        self._take_further(talking, nodes, most)
         self._prove_silent()
         self.open = [tried for tried in self.open if self._left(tried)]
-        most_nodes = limits.CHOICES * self.effort.nodes
-        self._take_further([x for x in self.open if x.problem.flagged], most_nodes, most)
+        self._take_further([x for x in self.open if x.problem.flagged], limits.CHOICES * nodes, most)
         self.open = [tried for tried in self.open if self._left(tried)]
 
     def prove_alone(self, tried: ConfigurationState) -> None:

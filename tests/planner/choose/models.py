@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from models import gpt2 as gpt2_model
-from planner.capture import Captured, capture, operations_of
-from planner.choose import GroupWork, amount
-from planner.choose.work import in_batch
+from planner.capture import Captured, capture
+from planner.choose import GroupWork
+from planner.group import amount
+from planner.layout import operations_at
 from tests.planner.library_models import Case, next_word, words
 
 FLOP_PER_S = 1e14
@@ -19,7 +20,7 @@ FLOP_PER_S = 1e14
 
 def work_of_case(case: Case, micro: int = 4) -> GroupWork:
     captured = _captured(case, micro)
-    operations = in_batch(operations_of(captured.layout), micro)
+    operations = operations_at(captured.graph.operations, micro)
     shapes = {x.name: x.outputs[0] for x in operations if x.outputs}
     ns = {x.name: amount(x, shapes, 4) / FLOP_PER_S * 3e9 for x in operations if x.layer}
     handed = {x.name for x in captured.graph.values if x.role == "hidden" and not x.consumers}

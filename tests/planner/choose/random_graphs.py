@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from random import Random
 
-from planner.choose import GroupWork, MeshOnCluster, price
+from planner.choose import GroupWork, price
 from planner.errors import BadInput
+from planner.group import MeshOnCluster
 from planner.layout import FAMILIES, Mesh, propagate
 from planner.spatial import INPUT, STATE, Operation, Ref, call_of, whole
 

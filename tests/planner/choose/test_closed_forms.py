@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from planner.choose import MeshOnCluster, break_even, least, price, volumes
+from planner.choose import break_even, least, price, volumes
 from planner.choose.closed_forms import LayerVolume
 from planner.cluster import Cluster
+from planner.group import MeshOnCluster
 from tests.planner.choose.transformer_layer import graph_of_a_layer, ways, work_of_a_layer
 
 RANKS = (8, 16, 27, 64)

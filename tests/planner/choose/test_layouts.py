@@ -9,7 +9,6 @@ import pytest
 from planner.choose import (
     GroupWork,
     LayoutPrice,
-    MeshOnCluster,
     decisions_of,
     explored,
     folded,
@@ -21,6 +20,7 @@ from planner.choose import (
     rows_of,
 )
 from planner.cluster import Cluster
+from planner.group import MeshOnCluster
 from planner.layout import LocalGraph, LocalOperation
 from tests.planner.choose.models import gpt2, llama, on_device
 

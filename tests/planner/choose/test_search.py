@@ -10,7 +10,6 @@ import pytest
 from planner.choose import (
     FoldedGraph,
     GroupWork,
-    MeshOnCluster,
     Solver,
     decisions_of,
     folded,
@@ -22,6 +21,7 @@ from planner.choose import (
 from planner.choose.written import taken
 from planner.cluster import Cluster
 from planner.errors import BadInput
+from planner.group import MeshOnCluster
 from planner.layout import Mesh
 from tests.draws import SEED
 from tests.planner.choose.models import gpt2, llama, mlp, on_device, without_matmul

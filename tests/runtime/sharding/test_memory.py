@@ -35,3 +35,12 @@ def test_a_gpt2_holds_what_was_predicted_within_four_percent(sharing: str, data:
     whole = sum(row.bytes for row in costs.graph.parameters)
     parts = memory.parameters + memory.gradients + memory.optimizer
     assert sharing == "gradients" or parts <= 4 * whole / data + 1024
+
+
+@pytest.mark.parametrize("sharing", ["state", "gradients", "parameters"])
+def test_a_resnet_holds_what_was_predicted_within_four_percent(sharing: str) -> None:
+    costs = profile("resnet50", (("side", "32"),), 2)
+    fix = {"data": 2, "pipeline": 1, "schedule": "1f1b", "recompute": False, "shard": sharing}
+    plan = solve(Question(profile=costs, cluster=machines(2), batch=4, fix=fix))
+    found = ratios(plan)
+    assert 0.96 <= max(found) <= 1.01, found

@@ -16,10 +16,13 @@ from planner.milp import Instance, pins
 from planner.milp.configurations.configurations import OUTER_DATA, Configuration, shapes
 from planner.milp.cut.problem import CutProblem
 from planner.milp.proof.boxes import ROUNDING
+from planner.milp.proof.branch_and_bound import ProofState
 from planner.milp.proof.feasible import every_cut, quieted, windows
+from planner.milp.proof.hull import hull_bound
+from planner.milp.proof.multipliers import RowPool
 from planner.milp.proof.separable import SeparableRows
 from planner.milp.proof.totals import TotalsBound, _hops_to
-from planner.milp.proof.weights import PathRows, weigh
+from planner.milp.proof.weights import PathRows, stack, weigh
 from planner.profile import Profile, Seconds
 from planner.schedule import FAMILIES, Kind, generate
 from tests.draws import part
@@ -170,6 +173,25 @@ def test_no_cut_is_faster_than_any_row_as_a_sum_over_its_boundaries(seed: int) -
         for view, own in views(problem):
             if len(own):
                 _rows_hold(view, own)
+
+
+@pytest.mark.parametrize("seed", part(range(2 * SEEDS), DRAWN))
+def test_no_cut_is_faster_than_the_linear_program_over_the_hull_of_all_cuts(seed: int) -> None:
+    given = space(seed) if seed < SEEDS else branched(seed)
+    for problem in posed(given, seed):
+        spans = windows(problem)
+        for view, own in views(problem):
+            narrow = quieted(view, *spans) if view.silent else spans
+            if not len(own) or narrow is None or problem.stages < 2:
+                continue
+            least = int(problem.times(own).min())
+            record = ProofState(RowPool(problem=view, memory=stack([], view.stages)))
+            record.aim(None, 2 * least)
+            bound, mixtures = hull_bound(record, SeparableRows(view), *narrow, 60)
+            assert bound <= least + ROUNDING, str(problem.shape)
+            for row in mixtures:
+                assert SeparableRows(view).least(row, *narrow)[0] <= least + ROUNDING
+            assert bound > 0
 
 
 @pytest.mark.parametrize("seed", part(range(2 * SEEDS), 2 * DRAWN))

@@ -1,8 +1,8 @@
 """Seconds that collectives take along each axis of a mesh, as it lies on the machine.
 
 The ranks of a group are neighbours in the order of slots, and the last axis of a mesh counts fastest. So a mesh
-`4x2` on nodes of two devices has its second axis inside nodes, and its first across them. All groups along an axis
-talk at the same time. Those that leave a node share its network cards. What bringing a tensor from one layout to
+`4x2` on nodes of two devices has its second axis inside nodes, and its first across them. All groups of a plan talk
+along an axis at the same time. Those that leave a node share its network cards. What bringing a tensor from one layout to
 another takes is looked up by form instead of by size (`Passages`).
 """
 
@@ -42,11 +42,12 @@ _SECONDS: Final[Mapping[Collective, Callable[..., float]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class MeshOnCluster:
-    """A mesh of ranks on the first devices of a cluster; without one, each byte that a rank sends is a nanosecond."""
+    """A mesh of ranks on devices of a cluster; without one, each byte that a rank sends is a nanosecond."""
 
     mesh: Mesh
-    cluster: Cluster | None = None
-    _found: dict[tuple[int, ...], tuple[Spread, int]] = field(default_factory=dict, repr=False)
+    cluster: Cluster | None = field(default=None, hash=False)
+    places: tuple[tuple[Slot, ...], ...] = ()  # of the ranks of each group; empty: the first devices
+    _found: dict[tuple[int, ...], tuple[Spread, int]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def size(self) -> int:
@@ -63,10 +64,11 @@ class MeshOnCluster:
             return self._found[axes]
         cluster = self.cluster
         assert cluster is not None
-        places = list(itertools.islice(slots(cluster), self.size))
         groups: dict[tuple[int, ...], list[Slot]] = defaultdict(list)
-        for place, position in zip(places, positions(self.mesh), strict=True):
-            groups[tuple(x for axis, x in enumerate(position) if axis not in axes)].append(place)
+        for number, places in enumerate(self.places or (tuple(itertools.islice(slots(cluster), self.size)),)):
+            for place, position in zip(places, positions(self.mesh), strict=True):
+                others = (x for axis, x in enumerate(position) if axis not in axes)
+                groups[number, *others].append(place)
         spreads = {spread(cluster, group) for group in groups.values()}
         worst = max(spreads, key=lambda x: sum_s(cluster, x, _LARGE))
         self._found[axes] = worst, card_sharers(cluster, groups.values())
@@ -91,20 +93,21 @@ class MeshOnCluster:
 
     def passage_ns(
         self, steps: Sequence[Passage], element_bytes: int, *, trained: bool, again: bool = False
-    ) -> float:
-        """Returns the nanoseconds of the steps of a conversion, forward and backward.
+    ) -> tuple[float, float]:
+        """Returns the nanoseconds of the steps of a conversion forward, and backward.
 
         Args: `trained` says whether the tensor has a gradient; `again` whether what is gathered is not kept, but
             gathered once more for the backward pass.
         """
-        total = 0.0
+        forward, backward = 0.0, 0.0
         for step in steps:
             others = [a for cut in step.source.cuts if cut is not None for a in cut.axes if a != step.axis]
             size = element_bytes * prod(step.source.shape) / prod(self.mesh[a] for a in others)
-            ways = [step.forward, *([step.backward] if trained else [])]
+            forward += self.ns(step.forward, (step.axis,), size)
+            ways = [step.backward] if trained else []
             ways += ["gather"] * (again and trained and step.forward == "gather")
-            total += sum(self.ns(way, (step.axis,), size) for way in ways)
-        return total
+            backward += sum(self.ns(way, (step.axis,), size) for way in ways)
+        return forward, backward
 
 
 def meshes(size: int, axes: int) -> Iterator[Mesh]:
@@ -124,13 +127,20 @@ def meshes(size: int, axes: int) -> Iterator[Mesh]:
 def on_cluster(mesh: Mesh, cluster: Cluster) -> MeshOnCluster:
     """Returns a mesh on the first devices of a cluster.
 
-    Raises: BadInput where the cluster has fewer devices.
+    Raises: BadInput where the cluster has fewer devices, or the ranks are neither of one node nor whole nodes.
     """
     if prod(mesh) > total_devices(cluster):
         raise BadInput(
             f"a group of {prod(mesh)} ranks",
             where=cluster.name,
             allowed=f"up to {total_devices(cluster)}, which are its devices",
+        )
+    counts = [group.devices_per_node for group in cluster.groups]
+    if prod(mesh) > counts[0] and prod(mesh) not in itertools.accumulate(counts):
+        raise BadInput(
+            f"a group of {prod(mesh)} ranks",
+            where=cluster.name,
+            allowed=f"up to {counts[0]}, which are a node, or all ranks of several nodes",
         )
     return MeshOnCluster(mesh=mesh, cluster=cluster)
 

@@ -1,0 +1,230 @@
+"""What each layer of a model is for one rank of a group: its share of the work, what conversions take, what it keeps.
+
+The work of a layer is shared among its operations by their arithmetic and their bytes. Of each operation, the rank with
+most to do counts.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from math import ceil, prod
+from typing import Final, NamedTuple
+
+from planner.group.machine import MeshOnCluster
+from planner.layout import (
+    FAMILIES,
+    MOVES,
+    Conversion,
+    LocalGraph,
+    LocalOperation,
+    Mesh,
+    named_reads,
+    share_of,
+)
+from planner.spatial import GETITEM, Operation
+
+_FLOPS_A_BYTE: Final = 100.0  # that a device computes while it reads one byte, about
+_MATRICES: Final = {"aten.linear": "input", "aten.addmm": "mat1", "aten.matmul": "self", "aten.bmm": "self"}
+ATTENTION: Final = "aten.scaled_dot_product_attention"
+# What the backward pass reads: an operation's inputs, its results, or both; all others keep nothing.
+_INPUTS: Final = frozenset(
+    f"aten.{name}"
+    for name in [
+        "linear",
+        "addmm",
+        "matmul",
+        "bmm",
+        "conv1d",
+        "conv2d",
+        "conv3d",
+        "layer_norm",
+        "rms_norm",
+        "gelu",
+        "silu",
+        "mul",
+        "div",
+        "pow",
+        "cross_entropy_loss",
+        "nll_loss",
+        "nll_loss_nd",
+        "mse_loss",
+        "l1_loss",
+        "smooth_l1_loss",
+        "huber_loss",
+        "binary_cross_entropy_with_logits",
+        "log",
+        "sin",
+        "cos",
+        "softplus",
+        "leaky_relu",
+        "elu",
+        "hardswish",
+        "mish",
+    ]
+)
+_RESULTS: Final = frozenset(
+    f"aten.{name}"
+    for name in ["softmax", "log_softmax", "relu", "tanh", "sigmoid", "exp", "rsqrt", "sqrt", "dropout"]
+)
+COPIES: Final = (
+    "gather",
+    "own",
+    "scatter",
+    "exchange",
+    "pad",
+)  # what they make is another tensor than what was
+FORGETFUL: Final = frozenset(
+    f"aten.{name}"
+    for name in ["add", "sub", "neg", "linear", "addmm", "embedding", "to", "mean", "sum", "cat", "stack"]
+) | {GETITEM}
+
+
+def amount(operation: Operation, shapes: Mapping[str, tuple[int, ...]], element_bytes: int) -> float:
+    """Returns the work of an operation in floating-point operations, its bytes counted as what they keep waiting.
+
+    Args: `shapes` are of the tensors that it reads.
+    """
+    kind = operation.operation
+    if kind in (GETITEM, *MOVES):
+        return 0.0
+    made = sum(map(prod, operation.outputs))
+    read = {argument: shapes.get(name, ()) for argument, name in named_reads(operation)}
+    moved = element_bytes * (made + sum(map(prod, read.values())))
+    flops = 0.0
+    if kind in _MATRICES:
+        flops = 2.0 * made * read[_MATRICES[kind]][-1]
+    elif kind == ATTENTION:
+        flops = 4.0 * made * read["key"][-2]
+    elif kind.startswith("aten.conv") and "weight" in read:
+        flops = 2.0 * made * prod(read["weight"][1:])
+    return flops + _FLOPS_A_BYTE * moved
+
+
+def kept_of(operation: Operation, made: bool) -> tuple[tuple[str, ...], bool]:
+    """Returns the arguments of an operation that its backward pass reads, and whether it reads the result.
+
+    Args: `made` says whether the result has a gradient.
+    """
+    names = tuple(argument for argument, name in named_reads(operation) if not name.startswith("state:"))
+    kind = operation.operation
+    if not made:
+        return (), False
+    if kind == ATTENTION:
+        return names, True
+    return names if kind in _INPUTS else (), kind in _RESULTS
+
+
+def share_done(local: LocalOperation, mesh: Mesh) -> float:
+    """Returns the part of an operation's work that the busiest rank does."""
+    if local.operation.operation in FAMILIES:
+        layouts = (*local.inputs.values(), *local.outputs)
+        axes = {axis for axis, name in enumerate(local.factors) if name not in ("", "addends")}
+    else:
+        layouts = local.outputs[:1]
+        axes = set(range(len(mesh)))
+    share, counted = 1.0, set[int]()
+    for layout in layouts:
+        for cut in layout.cuts:
+            if cut is not None and axes.issuperset(cut.axes) and not counted.intersection(cut.axes):
+                parts = prod(mesh[axis] for axis in cut.axes)
+                share *= max(cut.length(place) for place in range(parts)) / cut.size
+                counted |= set(cut.axes)
+    return share
+
+
+class LayerPart(NamedTuple):
+    """One layer as the rank with most to do has it."""
+
+    work: tuple[tuple[float, float], ...] = (
+        (1.0, 1.0),
+    )  # weight of each operation, and the share computed here
+    kept: float = 1.0  # share of what the layer keeps of its own
+    forward_ns: float = 0.0  # that its conversions take
+    backward_ns: float = 0.0
+    made: int = 0  # elements of what conversions make besides Values
+    converted: frozenset[str] = frozenset()  # Values that it reads only as conversions have made them
+
+
+def layer_parts(
+    found: LocalGraph, element_bytes: int, machine: MeshOnCluster | None = None
+) -> dict[str, LayerPart]:
+    """Returns what a cut leaves of each layer, and what it adds.
+
+    Args: `element_bytes` are of an activation; without a `machine` conversions take no time.
+    """
+    inside: dict[str, list[LocalOperation]] = defaultdict(list)
+    for done in found.placed:
+        if done.operation.layer:
+            inside[done.operation.layer].append(done)
+    shapes = {name: layouts[0].shape for name, layouts in found.layouts.items()}
+    parts = {
+        layer: LayerPart(
+            work=_weighed(
+                [
+                    (amount(done.operation, shapes, element_bytes), share_done(done, found.mesh))
+                    for done in own
+                ]
+            ),
+            kept=_mean((_made(x), _finest(x)) for x in own if _saves(x)),
+            converted=_converted(own, found),
+        )
+        for layer, own in inside.items()
+    }
+    for conversion in found.conversions():
+        part = parts.get(conversion.layer, LayerPart())
+        ways = (0.0, 0.0)
+        if machine is not None:
+            ways = machine.passage_ns(conversion.steps, element_bytes, trained=conversion.trained)
+        parts[conversion.layer] = part._replace(
+            forward_ns=part.forward_ns + ways[0],
+            backward_ns=part.backward_ns + ways[1],
+            made=part.made + _copied(conversion),
+        )
+    return parts
+
+
+def _weighed(shares: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """Returns the shares with weights that add up to 1, equal ones together."""
+    total, found = sum(weight for weight, _ in shares), dict[float, float]()
+    for weight, share in shares:
+        found[share] = found.get(share, 0.0) + weight
+    return tuple((weight / total, share) for share, weight in found.items()) if total else ((1.0, 1.0),)
+
+
+def _mean(shares: Iterable[tuple[float, float]]) -> float:
+    """Returns the mean of shares, each with its weight before it; 1 without any weight."""
+    every = list(shares)
+    total = sum(weight for weight, _ in every)
+    return sum(weight * share for weight, share in every) / total if total else 1.0
+
+
+def _made(done: LocalOperation) -> float:
+    return float(sum(map(prod, done.operation.outputs)))
+
+
+def _saves(done: LocalOperation) -> bool:
+    """Returns whether an operation keeps a tensor for its backward that is no parameter and no view."""
+    return done.operation.operation not in FORGETFUL and done.operation.operation not in MOVES
+
+
+def _finest(done: LocalOperation) -> float:
+    """Returns the share that one rank has of the most finely cut tensor that an operation reads or makes."""
+    return min((share_of(layout) for layout in (*done.inputs.values(), *done.outputs)), default=1.0)
+
+
+def _converted(own: Sequence[LocalOperation], found: LocalGraph) -> frozenset[str]:
+    reads: dict[str, bool] = {}  # tensor -> whether all reads are of a conversion of it
+    for done in own:
+        for argument, name in done.reads():
+            if done.operation.operation != GETITEM:
+                other = done.inputs[argument].cuts != found.layouts[name][0].cuts
+                reads[name] = reads.get(name, True) and other
+    return frozenset(name for name, other in reads.items() if other)
+
+
+def _copied(conversion: Conversion) -> int:
+    """Returns the elements of another tensor that a conversion makes; 0 where it makes none."""
+    if not any(step.forward in COPIES for step in conversion.steps):
+        return 0
+    return ceil(share_of(conversion.target) * prod(conversion.target.shape))

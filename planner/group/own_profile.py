@@ -1,0 +1,92 @@
+"""The profile of one rank of a group that has tensors in parts: the rank with most to do.
+
+Layers take as long as the whole ones do on so many fewer samples (`curves.py`), and what their conversions take. A layer
+in parts was not profiled itself; its spread says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import ceil
+from typing import Final
+
+from planner.arrays import NS_PER_S
+from planner.group.amounts import LayerPart, layer_parts
+from planner.group.curves import TIMES, Curve, curves_of, mixed
+from planner.group.machine import MeshOnCluster
+from planner.layout import LocalGraph, local_model, share_of
+from planner.profile import CostKey, LayerCost, Profile, Seconds
+from planner.spatial import element_bytes
+
+SCALED_SPREAD: Final = 0.25  # of the time of a layer in parts, where only the whole one was profiled
+
+
+def activation_bytes(profile: Profile, setting: CostKey) -> int:
+    """Returns the bytes of an element of what a model makes, in the precision of a setting."""
+    sizes = {x.name: x.bytes(setting.micro) for x in profile.graph.values if x.producer and x.needs_grad}
+    narrower = (profile.value_bytes(name, setting) / size for name, size in sizes.items() if size)
+    return max(1, round(element_bytes(profile.graph) * next(narrower, 1.0)))
+
+
+def on_group(profile: Profile, setting: CostKey, found: LocalGraph, machine: MeshOnCluster | None) -> Profile:
+    """Returns the profile of the rank of a group with most to do.
+
+    Args: `found` is the model on the group; `machine` says where the group stands, None where conversions do not count.
+    """
+    sized, rows = activation_bytes(profile, setting), dict[CostKey, LayerCost]()
+    graph, parts = local_model(profile.graph, found, setting.micro), layer_parts(found, sized, machine)
+    layers, known = [], dict[tuple[str, LayerCost], str]()
+    for layer in profile.graph.layers:
+        row, part = profile.cost(layer.name, setting), parts.get(layer.name, LayerPart())
+        curves = curves_of(profile, layer.name, setting)
+        priced = _in_parts(row, curves, part, sized, counted=machine is not None)
+        kept = tuple(i for i in row.kept_inputs if layer.inputs[i] not in part.converted)
+        made = zip(
+            row.output_bytes, (share_of(found.layouts[name][0]) for name in layer.outputs), strict=False
+        )
+        sizes = tuple(ceil(size * share) for size, share in made)
+        priced = replace(priced, kept_inputs=kept, output_bytes=sizes)
+        signature = known.setdefault((layer.signature, priced), f"{layer.signature}/{len(known)}")
+        layers.append(replace(layer, signature=signature))
+        rows[setting._replace(signature=signature)] = priced
+    return replace(profile, graph=replace(graph, layers=tuple(layers)), costs=rows, failures={})
+
+
+def _in_parts(
+    row: LayerCost, curves: Mapping[str, Curve], part: LayerPart, size: int, *, counted: bool
+) -> LayerCost:
+    """Returns a layer's row for one rank of a group.
+
+    Args: `curves` are of the layer; `size` has the bytes of an element; `counted` says whether what conversions make
+        counts.
+    """
+    made = part.made * size if counted else 0
+    added = {"forward": part.forward_ns, "backward": part.backward_ns, "input_grad": part.backward_ns}
+    forward, backward, first, second = (
+        _part_of(getattr(row, name), curves[name], part, added.get(name, 0.0)) for name in TIMES
+    )
+    done = sum(weight * share for weight, share in part.work)
+    return replace(
+        row,
+        forward=forward,
+        backward=backward,
+        input_grad=first,
+        weight_grad=second,
+        walked_bytes=ceil(row.walked_bytes * part.kept),
+        owing_bytes=ceil(row.owing_bytes * part.kept),
+        own_saved_bytes=ceil(row.own_saved_bytes * part.kept) + made,
+        held_bytes=ceil(row.held_bytes * part.kept) + (made if row.held_bytes else 0),
+        workspace_bytes=ceil(row.workspace_bytes * max(done, part.kept)) + made,
+    )
+
+
+def _part_of(time: Seconds, curve: Curve, part: LayerPart, added_ns: float) -> Seconds:
+    whole = all(share == 1.0 for _, share in part.work)
+    if whole and not added_ns:
+        return time
+    median = time.median if whole else mixed(curve, part.work)
+    spread = (
+        time.spread if whole else max(time.spread * median / (time.median or 1.0), SCALED_SPREAD * median)
+    )
+    return Seconds(median=median + added_ns / NS_PER_S, spread=spread)
