@@ -82,6 +82,7 @@ SOON = 40  # configurations that are guessed at where a search is ended before i
 SOON_ACTIONS = 256  # forwards of a step of those that are simulated first
 LONGEST_BLOCK = 2  # boundaries that move together at most, where there are many
 ROUNDS = 60  # mixtures of rows that a first look tries
+HULL_STAGES = 48  # stages up to which the linear program over all cuts is written: beyond, it takes minutes
 MOMENTS = 20_000_000  # rows of memory, times pairs of stages, up to which arcs are built
 ARCS = 2_000_000  # arcs that windows may span, up to which they are built
 KEPT_ROWS = 200_000  # rows kept of a configuration that is left open, times its pairs of stages
