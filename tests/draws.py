@@ -43,6 +43,17 @@ def part(cases: Iterable[T], count: int) -> list[T]:
     return [every[i] for i in sorted(drawn)]
 
 
+def found(
+    cases: Iterable[T], kinds: Callable[[T], Iterable[Hashable]], wanted: Iterable[Hashable]
+) -> set[Hashable]:
+    """Which of the wanted kinds the cases have; no case is made after the last kind is found."""
+    every = set(wanted)
+    left, each = set(every), iter(cases)
+    while left and (case := next(each, None)) is not None:
+        left -= set(kinds(case))
+    return every - left
+
+
 def numbers(count: int) -> range:
     """Of random cases that are made by their number; no two seeds share any."""
     return range(1000 * SEED, 1000 * SEED + count)

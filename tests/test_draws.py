@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import product
 
 import pytest
@@ -46,3 +47,16 @@ def test_the_same_seed_draws_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draws, "SEED", draws.SEED + 1)
     assert first != draws.covering(CASES, kinds=lambda case: case)
     assert draws.numbers(3) == range(1000 * draws.SEED, 1000 * draws.SEED + 3)
+
+
+def test_kinds_are_looked_for_until_the_last_is_found() -> None:
+    made: list[int] = []
+
+    def cases() -> Iterator[int]:
+        for number in range(10):
+            made.append(number)
+            yield number
+
+    assert draws.found(cases(), kinds=lambda case: [case % 3, "each"], wanted=[2, "each"]) == {2, "each"}
+    assert made == [0, 1, 2]
+    assert draws.found(range(3), kinds=lambda case: [case], wanted=[2, 3]) == {2}

@@ -8,6 +8,7 @@ flat graph without writes, `layers.py` groups operations into layers, `describe.
 `stage_modules.py` cuts the graph. `evaluation.py` captures the model once more, as it is evaluated.
 """
 
+from planner.capture.beside import mixes_samples
 from planner.capture.capture import capture
 from planner.capture.captured import Captured
 from planner.capture.evaluation import evaluation_of
@@ -60,6 +61,7 @@ __all__ = [
     "layer_module",
     "materialise",
     "meter_of",
+    "mixes_samples",
     "name_of",
     "named_arguments",
     "opaque_layers",

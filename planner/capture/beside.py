@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 import types
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
+from planner.capture.batch import SMALL, example
 from planner.capture.captured import Captured
 from planner.capture.left_behind import Reachable
 from planner.capture.stage_modules import whole
+from planner.capture.traced_graph import call
 from planner.errors import BadInput
-from planner.workload import is_users
+from planner.workload import Workload, is_users
 
 EXACT, CLOSE = 1e-4, 1e-3  # relative, of losses and of gradients and buffers, in single precision
 HALF = 50  # times as far apart in half precision
+LARGEST_BYTES = 2**30  # of parameters and buffers of a module that is built for the check
+LARGEST_FLOPS = 2e10  # of a forward pass
+MIXED = 1e-3  # relative, of the loss of samples at once and apart
 CARRIED = "a tensor, by register_buffer in __init__, for what one step leaves to the next"
 ASKS = {
     "is_compiling",
@@ -136,3 +143,61 @@ def asks(module: nn.Module) -> str:
             if code is not None and is_users(code.co_filename) and ASKS.intersection(code.co_names):
                 return f"{code.co_filename}:{code.co_firstlineno}"
     return ""
+
+
+def too_large(captured: Captured, samples: int) -> str:
+    """Returns what makes a model too large to run for real, in words; empty where it is small enough.
+
+    Args: `samples` are those of the pass that would be run.
+    """
+    graph = captured.graph
+    held = sum(x.bytes for x in graph.parameters) + sum(x.bytes for x in graph.buffers)
+    if held > LARGEST_BYTES:
+        return f"its tensors take {held / 2**30:.1f} GiB, more than {LARGEST_BYTES / 2**30:.0f}"
+    flops = sum(layer.fixed_flops + layer.sample_flops * samples for layer in graph.layers)
+    if flops > LARGEST_FLOPS:
+        return f"a forward pass takes {flops / 1e9:.0f} GFLOP, more than {LARGEST_FLOPS / 1e9:.0f}"
+    return ""
+
+
+def mixes_samples(captured: Captured, workload: Workload) -> str:
+    """Returns, in words, that a training depends on its micro-batches; empty where it does not or nothing tells.
+
+    Four samples at once are set against two and two of them. A model that draws numbers, or keeps a state that it reads,
+    tells nothing so.
+
+    Args: `captured` is what `capture` made of the workload.
+    """
+    graph, many = captured.graph, 2 * SMALL
+    untold = workload.folder is not None or any(buffer.remembered for buffer in graph.buffers)
+    if untold or too_large(captured, many):
+        return ""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        try:
+            module = copy.deepcopy(workload.build()).train()
+            start = Reachable(module, workload.functions["loss"])
+            torch.manual_seed(0)
+            given, before = example(workload.batch, many, None), torch.get_rng_state()
+            ends = ((0, many), (0, SMALL), (SMALL, many))
+            at_once, *parts = (_loss(module, workload, given, *each) for each in ends)
+            start.undo()
+        except Exception:  # the user's module ran: it may raise anything
+            return ""
+        if not torch.equal(before, torch.get_rng_state()):
+            return ""
+    halves = sum(parts) / (len(parts) if graph.loss_kind == "mean" else 1)
+    if not abs(at_once - halves) > MIXED * abs(at_once):
+        return ""
+    return (
+        f"The loss of {many} samples at once is {at_once:.6g}, and of two halves {halves:.6g}. So this training depends on "
+        "its micro-batch: by BatchNorm, pairs of samples, or a mean of what is not padded. Fix it with --fix micro."
+    )
+
+
+def _loss(module: nn.Module, workload: Workload, given: object, first: int, end: int) -> float:
+    def part(x: Tensor) -> Tensor:
+        return (x[first:end] if x.ndim and len(x) == 2 * SMALL else x).clone()
+
+    inputs, targets = pytree.tree_map_only(Tensor, part, given)
+    made = workload.loss(call(module, inputs), targets)
+    return float(made[0] if isinstance(made, tuple) else made)  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMo
 from torch.utils import _pytree as pytree
 
 from planner.capture.batch import SMALL, Batch, Pair, example, repeated
-from planner.capture.beside import CARRIED, Beside, asks
+from planner.capture.beside import CARRIED, Beside, asks, too_large
 from planner.capture.captured import Captured, Loss
 from planner.capture.left_behind import Reachable
 from planner.capture.live_bytes import Across
@@ -28,8 +28,6 @@ from planner.errors import BadInput
 from planner.workload import Workload, where_raised
 
 STEPS = 3
-LARGEST_BYTES = 2**30  # of parameters and buffers of a module that is built for the check
-LARGEST_FLOPS = 2e10  # of a forward pass
 
 
 class _Unrun(Exception):
@@ -64,7 +62,7 @@ def check_training(
         )
     batch = batch if callable(batch) else repeated(batch)
     samples = samples if captured.graph.symbolic_batch else captured.graph.captured_micro
-    large = _too_large(captured, samples)
+    large = too_large(captured, samples)
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -78,18 +76,6 @@ def check_training(
         if captured.graph.symbolic_batch and samples < SMALL:
             return check_training(captured, source, batch, loss, samples=SMALL)
         return f"the module was not run beside its captured graph: {error}"
-    return ""
-
-
-def _too_large(captured: Captured, samples: int) -> str:
-    """Returns what makes a model too large to run for real, in words; empty where it is small enough."""
-    graph = captured.graph
-    held = sum(x.bytes for x in graph.parameters) + sum(x.bytes for x in graph.buffers)
-    if held > LARGEST_BYTES:
-        return f"its tensors take {held / 2**30:.1f} GiB, more than {LARGEST_BYTES / 2**30:.0f}"
-    flops = sum(layer.fixed_flops + layer.sample_flops * samples for layer in graph.layers)
-    if flops > LARGEST_FLOPS:
-        return f"a forward pass takes {flops / 1e9:.0f} GFLOP, more than {LARGEST_FLOPS / 1e9:.0f}"
     return ""
 
 

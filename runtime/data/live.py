@@ -211,6 +211,7 @@ class Served:
 
     def _serve(self, path: str, ready: Any) -> None:  # Any: an event of multiprocessing
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a notebook interrupts all its processes; runs go on
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whatever the notebook does with it
         torch.set_num_threads(1)
         served, lock, parent = self, threading.Lock(), os.getppid()
 

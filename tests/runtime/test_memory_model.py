@@ -27,7 +27,7 @@ from runtime.train import Model
 from tests.captures import captured_of
 from tests.draws import numbers, part
 
-PLANS = 6  # `benchmarks.memory` draws more
+PLANS = 4  # `benchmarks.memory` draws more
 TINY = {"lstm": {"size": "tiny"}}
 
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from planner.capture import Captured, capture, check_training, self_check
+from planner.capture import Captured, beside, capture, check_training, mixes_samples
 from planner.capture.stage_modules import whole
 from planner.errors import BadInput
 from planner.workload import Workload
@@ -89,7 +89,7 @@ DRAWN = Random(SEED)
 def test_a_large_model_runs_on_fake_tensors_and_that_is_said(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(self_check, "LARGEST_BYTES", -1)
+    monkeypatch.setattr(beside, "LARGEST_BYTES", -1)
     module = EQUAL[name]()
     captured = capture(module, batch, F.mse_loss)
     assert "fake tensors only, so that no values" in check_training(captured, module, batch, F.mse_loss)
@@ -102,7 +102,7 @@ def test_a_large_model_that_reads_numbers_while_it_is_built_is_built_for_real(
         rates = [float(x) for x in torch.linspace(0, 0.1, 2)]  # as vision models do for their dropped paths
         return nn.Sequential(nn.Linear(4, 4), nn.Dropout(rates[1]), nn.Linear(4, 3))
 
-    monkeypatch.setattr(self_check, "LARGEST_BYTES", -1)
+    monkeypatch.setattr(beside, "LARGEST_BYTES", -1)
     workload = Workload(
         name="mine",
         where="mine.py",
@@ -116,7 +116,7 @@ def test_a_large_model_that_reads_numbers_while_it_is_built_is_built_for_real(
 def test_what_a_large_model_leaves_behind_is_refused_by_name(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(self_check, "LARGEST_BYTES", -1)
+    monkeypatch.setattr(beside, "LARGEST_BYTES", -1)
     make, words = REFUSED[name]
     with pytest.raises(BadInput) as caught:
         checked(make())
@@ -153,3 +153,37 @@ class WithTable(nn.Module):
 
 def test_tables_with_code_of_their_own_are_not_asked() -> None:
     assert checked(WithTable()) is not None
+
+
+class Pairs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.a(x)
+        return made
+
+
+def among_all(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs @ targets.t(), torch.arange(len(outputs)))
+
+
+@pytest.mark.parametrize(
+    ("build", "loss", "mixed"),
+    [
+        (Pairs, F.mse_loss, False),
+        (Pairs, among_all, True),
+        (lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), F.mse_loss, True),
+        (lambda: nn.Sequential(nn.Linear(4, 3), nn.Dropout()), F.mse_loss, False),
+        (Pairs, lambda o, t: (F.mse_loss(o, t, reduction="sum"), torch.tensor(float(o.numel()))), False),
+    ],
+    ids=["a mean", "pairs of samples", "BatchNorm", "drawn numbers", "a sum and its count"],
+)
+def test_a_training_that_depends_on_its_micro_batch_is_told_so(
+    build: Callable[[], nn.Module], loss: Callable[..., object], mixed: bool
+) -> None:
+    functions: dict[str, Callable[..., object]] = {"build": build, "batch": batch, "loss": loss}
+    workload = Workload(name="odd", where="odd", arguments={}, functions=functions)
+    said = mixes_samples(capture(workload, micro=2), workload)
+    assert ("depends on its micro-batch" in said) == mixed

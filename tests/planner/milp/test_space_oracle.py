@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -16,12 +16,13 @@ from planner.plan import Plan, shared_from
 from planner.profile import Profile
 from planner.schedule import FAMILIES
 from planner.verify import violations
-from tests.draws import part
+from tests.draws import found, part
 from tests.planner.milp import oracle
 from tests.planner.milp.images import Grid, Images, effective, images, profile
 from tests.planner.milp.instances import cluster
 
 SEEDS = (*range(48), 105)  # few gather within a stage
+DRAWN = 16
 SHARING = (8, 23, 37, 45, 47, 64, 70)  # of micro-batches that ranks may share
 
 
@@ -107,7 +108,7 @@ def solved(given: Case, **fix: object) -> Plan | None:
     return solve_or_none(asked.instance())
 
 
-@pytest.mark.parametrize("seed", part(SEEDS, 24))
+@pytest.mark.parametrize("seed", part(SEEDS, DRAWN))
 def test_no_cut_of_layers_or_samples_is_faster_than_the_plan(seed: int) -> None:
     given = case(seed)
     plan, right = plan_of(seed), best(given)
@@ -129,16 +130,27 @@ def test_no_plan_is_faster_than_one_that_shares_samples(seed: int) -> None:
 
 
 def test_the_cases_cover_every_grid_gathers_and_what_fits_on_no_device_alone() -> None:
-    plans = [plan_of(seed) for seed in SEEDS]
-    stages = [stage for plan in plans if plan is not None for stage in plan.stages]
-    assert {(), (2,), (4,), (2, 2)} <= {stage.spatial for stage in stages}
-    assert any(stage.gather_before for stage in stages)
-    turns = [turn for stage in stages for turn in stage.regrid]
-    assert {turn.spatial for turn in turns if not turn.samples} == {(4,), (2, 2)}
-    assert any(plan is not None and len(plan.stages) > 1 and plan.axes.spatial > 1 for plan in plans)
+    grids: set[Hashable] = {(), (2,), (4,), (2, 2)}
+    turns: set[Hashable] = {("turn", (4,)), ("turn", (2, 2))}
+    wanted = grids | turns | {"gathers", "stages on grids"}
+
+    def kinds(seed: int) -> Iterator[Hashable]:
+        plan = plan_of(seed)
+        for stage in plan.stages if plan is not None else ():
+            yield stage.spatial
+            if stage.gather_before:
+                yield "gathers"
+            turned = [("turn", turn.spatial) for turn in stage.regrid if not turn.samples]
+            assert turns.issuperset(turned)
+            yield from turned
+        if plan is not None and len(plan.stages) > 1 and plan.axes.spatial > 1:
+            yield "stages on grids"
+
+    solved_above = part(SEEDS, DRAWN)
+    assert found((*solved_above, *SEEDS), kinds, wanted) == wanted
     given = case(30)
     nodes = tuple(group.model_copy(update={"memory_bytes": 24_000}) for group in given.cluster.nodes)
     narrow = replace(given, cluster=given.cluster.model_copy(update={"nodes": nodes}))
-    found = solved(narrow)
-    assert found is not None and solved(narrow, spatial=1) is None
-    assert found.prediction.step_ns == best(narrow)
+    plan = solved(narrow)
+    assert plan is not None and solved(narrow, spatial=1) is None
+    assert plan.prediction.step_ns == best(narrow)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from planner.errors import BadInput
 from planner.recipes import TASKS, transformers_file
 from planner.workload import load
 
-pytest.importorskip("transformers")
+pytestmark = pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
 MODELS = {
     "causal-lm": "hf:gpt2",
     "sequence-classification": "hf:BertConfig",

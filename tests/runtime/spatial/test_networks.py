@@ -13,7 +13,7 @@ from tests.runtime.spatial.matrix import HYBRIDS, NETWORKS, apart
 
 pytestmark = pytest.mark.usefixtures("captures_once")
 LIGHT = [name for name in NETWORKS if name != "VNet"]  # volumes of which take a minute a case
-DRAWN = part(LIGHT, 3), part(HYBRIDS, 5)  # of both, the others are those of other seeds
+DRAWN = part(LIGHT, 2), part(HYBRIDS, 5)  # of both, the others are those of other seeds
 SAMPLED = covering(product(*DRAWN), kinds=lambda case: case)
 
 

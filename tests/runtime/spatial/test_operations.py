@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings(
 )  # torch's, of what is padded
 EXACT = 1e-12
 ALL = list(variants())
-SAMPLE = part(random.Random(7).sample(ALL, 70), 35)
+SAMPLE = part(random.Random(7).sample(ALL, 70), 24)
 # Where other libraries were found to be silently wrong, to crash or to refuse.
 HARD = (
     "conv2d ker=4 str=2 pad=1",

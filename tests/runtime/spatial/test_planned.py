@@ -103,7 +103,7 @@ def test_what_the_planner_chooses_is_what_was_asked_for_and_holds(name: str) -> 
         assert gathered_before(plan) == fix["gather"]
 
 
-@pytest.mark.parametrize("name", part(CHOICES, 6))
+@pytest.mark.parametrize("name", part(CHOICES, 4))
 def test_what_the_planner_chooses_trains_as_one_process_does(name: str, pool: Pool, tmp_path: Path) -> None:
     plan = chosen(name)
     have = run(pool, plan, tmp_path, steps=3, compare_holders=False)

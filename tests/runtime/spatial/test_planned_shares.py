@@ -111,7 +111,7 @@ def test_what_the_planner_chooses_is_what_was_asked_for_and_holds(name: str) -> 
     assert found[0].peak_bytes == {w: each.total - each.margin for w, each in enumerate(said)}
 
 
-@pytest.mark.parametrize("name", part(CHOICES, 4))
+@pytest.mark.parametrize("name", part(CHOICES, 3))
 def test_what_the_planner_chooses_trains_as_one_process_does(name: str, pool: Pool, tmp_path: Path) -> None:
     plan = chosen(name)
     have = run(pool, plan, tmp_path, steps=3, compare_holders=False)

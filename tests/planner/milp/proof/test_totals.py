@@ -28,7 +28,7 @@ from planner.schedule import FAMILIES, Kind, generate
 from tests.draws import part
 from tests.planner.milp.instances import chain, cluster, profile
 
-SEEDS, DRAWN = 40, 20
+SEEDS, DRAWN = 40, 10
 SHAPES = 12  # of each seed
 
 
