@@ -44,7 +44,7 @@ _claim("runtime")
 from planner.cluster import Cluster  # noqa: E402
 from planner.errors import BadInput, BadPlan, Infeasible, ShardwrightError  # noqa: E402
 from planner.plan import Plan  # noqa: E402
-from planner.shown import install  # noqa: E402
+from planner.shown import CellBar, install  # noqa: E402
 from planner.workload import Workload as LiveWorkload  # noqa: E402
 
 install()
@@ -55,14 +55,14 @@ if TYPE_CHECKING:
 
     from planner.capture import Captured
     from planner.cluster import Corrections
-    from planner.milp import Question
+    from planner.milp import Question, SearchWatch
     from planner.notebook import SolvedFrontier, SolvedPlan
     from planner.plan import Certificate, Prediction, StagePlan
     from planner.profile import Profile
     from planner.show import SideBySide
     from planner.simulate import RunRecord
     from planner.timeline import Comparison, Timeline
-    from runtime.bridges import Prepared
+    from runtime.bridges import Prepared, StrategyByPlan, TrainerByPlan
     from runtime.infer import InferStatus
     from runtime.launch import Handle, Run, Runs
     from runtime.rehearse import Rehearsal
@@ -100,6 +100,8 @@ __all__ = [
     "Infeasible",
     "InferStatus",
     "Plan",
+    "PlanStrategy",
+    "PlanTrainer",
     "Prediction",
     "Profile",
     "Rehearsal",
@@ -296,15 +298,21 @@ def plan(
     Raises: Infeasible where no plan fits; BadInput for a wrong argument.
     """
     from planner.calibrate import with_corrections
-    from planner.milp import solve
+    from planner.milp import SearchWatch, solve
     from planner.notebook import SolvedPlan
+    from planner.show import other_device, words
+    from planner.terminal import Output
 
-    machines = _cluster_of(cluster, nodes)
+    machines, known = _cluster_of(cluster, nodes), _profile_of(costs)
     if calibration is not None:
         machines = with_corrections(machines, _corrections_of(calibration))
-    asked = _question(costs, machines, batch, schedules, fix, precision, execution, effort)
-    with asked.effort.watch.stoppable():
-        return SolvedPlan.of(solve(asked), asked)
+    if known.device not in {group.device for group in machines.nodes}:
+        Output(as_json=False).note(other_device(known.device, machines))
+    with CellBar(f"planning {known.workload}") as bar:
+        watch = SearchWatch((lambda found: bar.tell(found.spent, words(found))) if bar.shown else None)
+        asked = _question(known, machines, batch, schedules, fix, precision, execution, effort, watch)
+        with watch.stoppable():
+            return SolvedPlan.of(solve(asked), asked)
 
 
 def frontier(
@@ -336,6 +344,7 @@ def _question(
     precision: str | None = None,
     execution: str | None = None,
     effort: str = "normal",
+    watch: SearchWatch | None = None,
 ) -> Question:
     from planner.milp import Question, effort_named
 
@@ -347,7 +356,7 @@ def _question(
         fix=dict(fix or {}),
         precision=precision,
         execution=execution,
-        effort=effort_named(effort),
+        effort=effort_named(effort, watch),
     )
 
 
@@ -406,17 +415,21 @@ def verify(
     *,
     costs: Profile | str | Path | None = None,
     cluster: Cluster | str | Path | None = None,
+    nodes: int | None = None,
 ) -> list[str]:
     """Checks a plan against the problem statement, without any solver.
 
     Args: `chosen` is a plan or its file; with `costs` and `cluster`, values or files, predicted times and memory are
-      checked too.
+      checked too. Of a cluster such as "h100x8" there may be `nodes`, as for `plan`.
     Returns: one sentence for each thing that is wrong; none where nothing is.
+    Raises: BadInput for `nodes` without a cluster.
     """
     from planner.verify import violations
 
     known = None if costs is None else _profile_of(costs)
-    machines = None if cluster is None else _cluster_of(cluster)
+    if cluster is None and nodes is not None:
+        raise BadInput("nodes without a cluster", where="verify", allowed="cluster= and nodes=")
+    machines = None if cluster is None else _cluster_of(cluster, nodes)
     return [str(found) for found in violations(_plan_of(chosen), profile=known, cluster=machines)]
 
 
@@ -454,6 +467,7 @@ def prepare(
     cluster: Cluster | str | Path,
     steps: int,
     loss: Callable[..., object] | None = None,
+    lr_schedule: object = None,
     batch: int | None = None,
     fix: Mapping[str, object] | None = None,
     schedules: Sequence[str] | None = None,
@@ -462,7 +476,7 @@ def prepare(
 ) -> Prepared:
     """Plans a module as it stands, and returns its training as something to iterate over.
 
-    Args: `model`, `optimizer`, `loader` and `loss` are those of `Workload`, `cluster`, `fix` and `schedules` those of
+    Args: `model`, `optimizer`, `loader`, `loss` and `lr_schedule` are those of `Workload`, `cluster`, `fix` and `schedules` those of
       `plan`. `batch` is samples a step, those of the loader by default. `folder` is that of the run; the model is kept
       beside it. `settings` are fields of Job, such as `seed`.
     Returns: a training with its `plan`; `for step in ...` trains on this machine, gives each step's `loss`, and loads the
@@ -477,13 +491,61 @@ def prepare(
     if samples < 1:
         raise BadInput("the loader has no batch size", where="prepare", allowed="batch=, samples a step")
     mine = Workload(
-        model, loader=loader, loss=loss, optimizer=optimizer, folder=run.parent / f"{run.name}.model"
+        model,
+        loader=loader,
+        loss=loss,
+        optimizer=optimizer,
+        lr_schedule=lr_schedule,
+        folder=run.parent / f"{run.name}.model",
     )
     powers = [micro for micro in (1, 2, 4, 8, 16) if samples % micro == 0]
     pinned = (fix or {}).get("micro")
     costs = profile(mine, micros=powers if pinned is None else (int(str(pinned)),))
     chosen = plan(costs, cluster, batch=samples, fix=fix, schedules=schedules)
     return Prepared(model, chosen, steps=steps, folder=run, settings=dict(settings))
+
+
+def PlanTrainer(
+    *given: object,
+    cluster: Cluster | str | Path,
+    fix: Mapping[str, object] | None = None,
+    schedules: Sequence[str] | None = None,
+    folder: str | Path | None = None,
+    **more: object,
+) -> TrainerByPlan:
+    """Makes a Trainer of transformers whose steps are trained by a plan on the ranks of this machine.
+
+    Args: `given` and `more` are those of `transformers.Trainer`; the others are those of `prepare`.
+    Returns: a Trainer with callbacks, logs and metrics of its own; `train()` plans first, and its `prepared` has the plan.
+    Raises: BadInput, from `train()`, for settings that ranks cannot follow.
+    """
+    from runtime.bridges import TrainerByPlan
+
+    chosen = partial(prepare, cluster=cluster, fix=fix, schedules=schedules, folder=folder)
+    return TrainerByPlan(*given, prepare=chosen, **more)
+
+
+def PlanStrategy(
+    *,
+    cluster: Cluster | str | Path,
+    lr_schedule: object = None,
+    fix: Mapping[str, object] | None = None,
+    schedules: Sequence[str] | None = None,
+    folder: str | Path | None = None,
+    **settings: object,
+) -> StrategyByPlan:
+    """Makes a Strategy of Lightning whose steps are trained by a plan on the ranks of this machine.
+
+    Args: they are those of `prepare`; `settings` are fields of Job, such as `seed`.
+    Returns: what `Trainer(strategy=...)` takes; after `fit` its `prepared` has the plan.
+    Raises: BadInput, from `fit`, for settings that ranks cannot follow.
+    """
+    from runtime.bridges import StrategyByPlan
+
+    chosen = partial(
+        prepare, cluster=cluster, lr_schedule=lr_schedule, fix=fix, schedules=schedules, folder=folder
+    )
+    return StrategyByPlan(partial(chosen, **settings))
 
 
 def rehearse(
@@ -699,7 +761,7 @@ def _demo(say: Callable[[str], None]) -> Iterator[dict[str, object]]:
 _PANELS = {
     "Commands that decide": "list init profile plan layouts verify show simulate report export calibrate",
     "Commands that train": "launch infer prune dedup",
-    "Commands about runs": "status logs cancel track",
+    "Commands about runs": "status logs cancel watch track",
     "Commands about machines": "doctor probe rehearse demo",
 }
 
@@ -722,6 +784,7 @@ def _app() -> typer.Typer:
     deciding.register_calibrate(app, tools.observe)
     running.register(app)
     running.register_track(app, _reported)
+    running.register_watch(app, _reported)
     app.command("demo", epilog="Example: shardwright demo")(_demo_command())
     titles = {name: title for title, names in _PANELS.items() for name in names.split()}
     for command in app.registered_commands:

@@ -15,8 +15,11 @@ imported: a view is loaded when a value is first shown, so that planning from fi
 
 from __future__ import annotations
 
+import html
 import re
-from collections.abc import Callable
+import sys
+import time
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -221,3 +224,45 @@ def install() -> None:
     for face, views in VIEWS.items():
         for kind, view in views.items():
             register(face, kind, view)
+
+
+FIRST_BAR_S = 1.0  # what takes less is not spoken of
+
+
+class CellBar:
+    """A bar in the cell of a notebook that says how far a long task is; elsewhere nothing is shown."""
+
+    def __init__(self, title: str) -> None:
+        notebook = sys.modules.get("IPython")
+        shell = notebook.get_ipython() if notebook is not None else None
+        self.shown = getattr(shell, "kernel", None) is not None
+        self._title, self._begun = printable(title), time.monotonic()
+        self._bar: Any = None  # IPython's handle of what is displayed
+
+    def __enter__(self) -> CellBar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._put("", "")
+
+    def tell(self, share: float, words: Sequence[str]) -> None:
+        """Shows how far the task is.
+
+        Args: `share` is between 0 and 1; `words` are parts of a line.
+        """
+        spent_s = time.monotonic() - self._begun
+        left = [f"up to {spent_s * (1 - share) / share:.0f} s more"] if share > 0.05 else []
+        if spent_s < FIRST_BAR_S:
+            return
+        line = f"{self._title}: {', '.join([*map(printable, words), f'{spent_s:.0f} s', *left])}"
+        self._put(line, f'<progress max="1" value="{share:.3f}"></progress> {html.escape(line)}')
+
+    def _put(self, text: str, drawn: str) -> None:
+        if not self.shown:
+            return
+        display: Any = import_module("IPython.display").display
+        data = {"text/plain": text, "text/html": drawn}
+        if self._bar is not None:
+            self._bar.update(data, raw=True)
+        elif text:
+            self._bar = display(data, raw=True, display_id=True)

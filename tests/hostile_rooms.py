@@ -102,6 +102,11 @@ def _said(change: Callable[[Data], object], launch: bool = False) -> Callable[[P
     return make
 
 
+def _launching(name: str, make: Callable[[Place], Words]) -> Case:
+    """Returns an input that is to be refused, perhaps when its run folder is there."""
+    return Case(name, make, may_work=False, own=("new",))
+
+
 def _sparse(path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(3 * 2**30)
@@ -176,11 +181,11 @@ def models() -> Iterator[Case]:
     for file in ("model.json", "weights.safetensors", "samples.safetensors"):
         for name, spoil in FILES.items():
             launch = file == "samples.safetensors"
-            yield refused(f"{file} of a captured model is {name}", _model_file(file, spoil, launch))
+            yield _launching(f"{file} of a captured model is {name}", _model_file(file, spoil, launch))
     for name, text in TEXTS.items():
         yield refused(f"model.json is {name}", _model_file("model.json", lambda p, t=text: p.write_text(t)))
     for name, (change, launch) in CHANGES.items():
-        yield refused(f"a captured model with {name}", _said(change, launch))
+        yield _launching(f"a captured model with {name}", _said(change, launch))
 
 
 # Indices of samples and masks
@@ -222,13 +227,13 @@ def _given(option: str, spoil: Callable[[Path], object], name: str = "given.npy"
 
 def given() -> Iterator[Case]:
     for name, raw in INDICES.items():
-        yield refused(f"samples: {name}", _given("samples", lambda path, x=raw: path.write_bytes(x)))
+        yield _launching(f"samples: {name}", _given("samples", lambda path, x=raw: path.write_bytes(x)))
     for name, spoil in FILES.items():
-        yield refused(f"samples: {name} as a file", _given("samples", spoil))
-        yield refused(f"masks: {name} as a file", _given("kept", spoil, "given.safetensors"))
-    yield refused("weights: many tensors", _given("weights", FILES["many tensors"], "given.safetensors"))
+        yield _launching(f"samples: {name} as a file", _given("samples", spoil))
+        yield _launching(f"masks: {name} as a file", _given("kept", spoil, "given.safetensors"))
+    yield _launching("weights: many tensors", _given("weights", FILES["many tensors"], "given.safetensors"))
     for count in ("0", "-1", HUGE, "1e308", EVIL):
-        yield refused(
+        yield _launching(
             f"store: {count!r} steps", lambda at, n=count: (_kept(at), _launched(at, f"--store=ram:{n}"))[1]
         )
 
@@ -241,7 +246,6 @@ BASELINES: Mapping[str, str | bytes] = {
     "a contradiction": json.dumps({"train_batch_size": 8, "gradient_accumulation_steps": 10**8}),
     "10^308 samples": json.dumps({"train_batch_size": 1e308}),
     "nested JSON": '{"a":' * DEEP,
-    "dense JSON": '{"a": [' + "[]," * 300_000 + "1]}",
     "nested Python": "DP_SHARD = " + "[" * DEEP,
     "Python that runs": "DP_SHARD = __import__('os').system('touch /tmp/owned')\n",
     "a power of powers": "DP_SHARD = 9**9**9**9\n",
@@ -264,7 +268,6 @@ CONFIGS: Mapping[str, str | bytes] = {
     "nested": "layers: " + "[" * DEEP,
     "an alias": "layers: &a [1]\nx: *a\n",
     "a tag": 'layers: !!python/object/apply:os.system ["id"]\n',
-    "10^30 layers": f"layers: {HUGE}\n",
     "names that steer": json.dumps({EVIL: 1}),
     "values that steer": json.dumps({"layers": EVIL}),
     "interpolations": "layers: ${oc.env:HOME}\n",

@@ -45,6 +45,15 @@ def test_a_plan_is_made_from_files_and_names(tmp_path: Path) -> None:
     assert found.precision == "bf16" and " in bf16: " in repr(found)
 
 
+def test_a_plan_of_many_nodes_is_verified_with_as_many() -> None:
+    costs = sw.profile("mlp", device="roofline:H100-80GB", micros=(1,), layers=2)
+    found = sw.plan(costs, "h100x8", nodes=2, batch=16, fix={"data": 16}, schedules=["1f1b"], effort="quick")
+    assert sw.verify(found, costs=costs, cluster="h100x8", nodes=2) == []
+    assert sw.verify(found, cluster="h100x8")
+    with pytest.raises(sw.BadInput, match="nodes without a cluster"):
+        sw.verify(found, nodes=2)
+
+
 def test_the_parts_of_a_plan_show_themselves() -> None:
     plan = sw.load_plan(PLAN)
     assert repr(plan.prediction).splitlines()[0].endswith(" a step") and "activations" in repr(

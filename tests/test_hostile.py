@@ -18,6 +18,7 @@ from benchmarks.fuzz import EVIL, Seeds, fuzzed, judged, seeds
 from planner.files import parse_document
 from planner.profile import Profile
 from tests import hostile_cases as hostile
+from tests import hostile_rooms as rooms
 from tests.draws import SEED
 from tests.planner import plan_examples
 
@@ -80,10 +81,11 @@ def test_the_table_holds_what_it_should(right: Seeds) -> None:
 
 def _table(right: Seeds) -> list[hostile.Case]:
     data = {kind: parse_document((right.folder / f"{kind}.yaml").read_text(), name=kind) for kind in KINDS}
-    return hostile.cases(data)
+    return [*hostile.cases(data), *list(rooms.cases())[SEED % ROOMS_SHARE :: ROOMS_SHARE]]
 
 
 GROUPS = 24
+ROOMS_SHARE = 4  # of the rows that capture or launch a model, one in so many by seed
 
 
 @pytest.mark.parametrize("group", range(GROUPS))

@@ -260,7 +260,7 @@ def test_ctrl_c_gives_the_best_so_far_and_says_so(
         assert violations(plan_yaml.load(path), profile=COSTS, cluster=MACHINES) == []
 
 
-def test_ctrl_c_before_any_plan_says_that_there_is_none(
+def test_a_second_ctrl_c_before_any_plan_says_that_there_is_none(
     files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pressing(monkeypatch, SearchState, "look")

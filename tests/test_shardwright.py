@@ -232,6 +232,9 @@ def test_what_verify_was_not_given_to_judge_by_is_said(capsys: pytest.CaptureFix
     assert "not held against the model and its costs: give --profile\n" in capsys.readouterr().out
     assert sw.run(["verify", PLAN, "--cluster", LAPTOP, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["not_judged"] == ["--profile"]
+    assert sw.run(["verify", PLAN, "--cluster", "laptop", "--nodes", "1"]) == 0
+    assert sw.run(["verify", PLAN, "--nodes", "1"]) == 2
+    assert "--nodes without --cluster" in capsys.readouterr().err
 
 
 def test_a_run_folder_that_cannot_be_made_is_one_message(

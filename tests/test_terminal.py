@@ -190,6 +190,7 @@ def test_every_command_is_tried_or_named_here() -> None:
         "demo",
         "scavenge",
         "track",
+        "watch",
     }  # their help is tried
     assert {str(each.name) for each in sw._app().registered_commands} <= tried | left
 

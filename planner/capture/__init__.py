@@ -9,6 +9,7 @@ flat graph without writes, `layers.py` groups operations into layers, `describe.
 """
 
 from planner.capture.batch import growing_dim
+from planner.capture.beside import mixes_samples
 from planner.capture.capture import capture
 from planner.capture.captured import Captured
 from planner.capture.evaluation import evaluation_of
@@ -62,6 +63,7 @@ __all__ = [
     "layer_module",
     "materialise",
     "meter_of",
+    "mixes_samples",
     "name_of",
     "named_arguments",
     "opaque_layers",

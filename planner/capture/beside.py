@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
-from planner.capture.captured import Captured
+from planner.capture.batch import SMALL, Batch, example, growing_dim
+from planner.capture.captured import Captured, Loss
 from planner.capture.left_behind import Reachable
 from planner.capture.stage_modules import whole
+from planner.capture.traced_graph import call
 from planner.errors import BadInput
 from planner.workload import is_users
 
 EXACT, CLOSE = 1e-4, 1e-3  # relative, of losses and of gradients and buffers, in single precision
 HALF = 50  # times as far apart in half precision
+LARGEST_BYTES = 2**30  # of parameters and buffers of a module that is built for the check
+LARGEST_FLOPS = 2e10  # of a forward pass
+MIXED = 5e-5  # relative, of the loss of samples at once and apart
 CARRIED = "a tensor, by register_buffer in __init__, for what one step leaves to the next"
 ASKS = {
     "is_compiling",
@@ -28,7 +35,7 @@ ASKS = {
 }
 ALIKE = (
     "a forward() that does the same while it is traced: no branch on is_compiling(), is_exporting(), the type of a "
-    "tensor or what .numpy() raises; or the path of such a module, as opaque = ['path.of.a.module'] in the workload"
+    "tensor or what .numpy() raises; or the path of such a module, as opaque = ['path.of.a.module'] in a module file"
 )
 
 
@@ -136,3 +143,81 @@ def asks(module: nn.Module) -> str:
             if code is not None and is_users(code.co_filename) and ASKS.intersection(code.co_names):
                 return f"{code.co_filename}:{code.co_firstlineno}"
     return ""
+
+
+def too_large(captured: Captured, samples: int) -> str:
+    """Returns what makes a model too large to run for real, in words; empty where it is small enough.
+
+    Args: `samples` are those of the pass that would be run.
+    """
+    graph = captured.graph
+    held = sum(x.bytes for x in graph.parameters) + sum(x.bytes for x in graph.buffers)
+    if held > LARGEST_BYTES:
+        return f"its tensors take {held / 2**30:.1f} GiB, more than {LARGEST_BYTES / 2**30:.0f}"
+    flops = sum(layer.fixed_flops + layer.sample_flops * samples for layer in graph.layers)
+    if flops > LARGEST_FLOPS:
+        return f"a forward pass takes {flops / 1e9:.0f} GFLOP, more than {LARGEST_FLOPS / 1e9:.0f}"
+    return ""
+
+
+def mixes_samples(
+    captured: Captured,
+    build: Callable[[], nn.Module],
+    batch: Batch,
+    loss: Loss,
+    *,
+    rows: int = 2 * SMALL,
+    training: bool = True,
+) -> str:
+    """Returns, in words, that a training depends on its micro-batches; empty where it does not or nothing tells.
+
+    Some samples at once are set against two halves of them. A model that draws numbers, or keeps a state that it reads,
+    tells nothing so.
+
+    Args: `captured` is what `capture` made of the others; `rows` are the samples, an even number; without `training`
+        the module runs in evaluation mode, where norms mix no samples.
+    """
+    graph = captured.graph
+    if (any(buffer.remembered for buffer in graph.buffers) and training) or too_large(captured, rows):
+        return ""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        try:
+            module = copy.deepcopy(build()).train(training)
+            start = Reachable(module, loss)
+            torch.manual_seed(0)
+            given, others = example(batch, rows, None), example(batch, rows // 2, None)
+            before = torch.get_rng_state()
+            half = rows // 2
+            ends = ((0, rows), (0, half), (half, rows))
+            whole, *parts = (_loss(module, loss, given, others, *each) for each in ends)
+            start.undo()
+        except Exception:  # the user's module ran: it may raise anything
+            return ""
+        if not torch.equal(before, torch.get_rng_state()):
+            return ""
+    counts = [count if graph.loss_kind == "sum_count" else 1.0 for _, count in parts]
+    at_once = whole[0] / (whole[1] if graph.loss_kind == "sum_count" else 1.0)
+    halves = sum(value for value, _ in parts) / sum(counts)
+    loose = HALF if any(x.is_floating_point() and x.itemsize < 4 for x in module.parameters()) else 1.0
+    if not abs(at_once - halves) > MIXED * loose * abs(at_once):
+        return ""
+    return (
+        f"The loss of {rows} samples at once is {at_once:.6g}, and of two halves {halves:.6g}. So this training depends on "
+        f"its micro-batch: by {'BatchNorm, ' if training else ''}pairs of samples, or a mean of what is not padded. Return "
+        "(sum, count) from the loss where it is a mean of some, or fix the micro-batch with --fix micro."
+    )
+
+
+def _loss(
+    module: nn.Module, loss: Loss, given: object, others: object, first: int, end: int
+) -> tuple[float, float]:
+    """Returns the loss of some samples, and how many counted where it says so."""
+
+    def part(x: object, other: object) -> object:
+        dim = growing_dim(x, other)
+        return x.narrow(dim, first, end - first).clone() if isinstance(x, Tensor) and dim is not None else x
+
+    inputs, targets = pytree.tree_map(part, given, others)
+    made = loss(call(module, inputs), targets)
+    value, count, *_ = (*made, 1.0) if isinstance(made, tuple) else (made, 1.0)
+    return float(value), float(count)

@@ -55,7 +55,7 @@ def exportable(module: nn.Module) -> Iterator[Callable[[Traced], None]]:
         yield restore
 
 
-INSIDE = "a loss of outputs; or the call within a module that is taken as it is, by its path in opaque = ['path.of.a.module']"
+INSIDE = "a loss of outputs; or the call within a module that is taken as it is, by its path in opaque = ['path.of.a.module'] of a module file"
 
 
 @contextlib.contextmanager

@@ -88,7 +88,7 @@ def _run(node: fx.Node, values: Mapping[fx.Node, object]) -> object:
             f"'{name}' does not run operation by operation: {str(error).splitlines()[0]:.200}",
             where=line_of(node),
             allowed="operations on whole batches in the place of torch.vmap and torch.func; or the module's path, "
-            "as opaque = ['path.of.a.module']",
+            "as opaque = ['path.of.a.module'] in a module file",
         ) from error
 
 

@@ -21,8 +21,11 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.optim import optimizer as steps
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from planner.capture.batch import rows_of
+from planner.capture.batch import repeated, rows_of
+from planner.capture.beside import mixes_samples
 from planner.capture.capture import capture
 from planner.capture.captured import Captured, Loss, Metrics
 from planner.capture.evaluation import evaluation_of
@@ -42,7 +45,7 @@ class LiveLoop:
     """How a live model is trained, as objects of a notebook have it."""
 
     optimizer: torch.optim.Optimizer | Callable[..., torch.optim.Optimizer] | None = None
-    lr_schedule: Callable[..., torch.optim.lr_scheduler.LRScheduler] | None = None
+    lr_schedule: Callable[..., LRScheduler] | None = None
     dataset: str | None = None  # module:factory
     collate: str | None = None  # module:function
     sampler: str | None = None  # module:function
@@ -87,8 +90,11 @@ def write_model(
     captured = capture(module, pair, loss, metrics=loop.metrics, micro=asked)
     refuse_overlaps(module, type(module).__name__)
     served = [n for n in asked if captured.graph.serves(n)]
-    if said := check_training(captured, module, pair, loss, samples=min(served, default=asked[-1])):
-        warnings.warn(said, stacklevel=2)
+    check_training(captured, module, pair, loss, samples=min(served, default=asked[-1]))
+    half = max(1, asked[-1] // 2)
+    mixed = mixes_samples(captured, lambda: module, repeated(pair), loss, rows=2 * half, training=False)
+    if mixed and captured.graph.serves(half):
+        warnings.warn(mixed, stacklevel=3)
     evaluation, more = _evaluation(captured)
     samples: dict[str, Tensor] = {}
     rows = rows_of(pair)
@@ -143,12 +149,13 @@ def recipe_of(loop: LiveLoop, module: nn.Module) -> dict[str, Json]:
     """
     found: dict[str, Json] = {"dataset": loop.dataset, "collate": loop.collate}
     found |= {"valid_dataset": loop.valid_dataset, "sampler": loop.sampler, **_callbacks(loop.callbacks)}
+    _refuse_hooked(loop.optimizer)
     if isinstance(loop.optimizer, torch.optim.Optimizer):
-        found["optimizer"] = _optimizer(loop.optimizer, module)
+        found["optimizer"] = _optimizer(loop.optimizer, module, scheduled=loop.lr_schedule is not None)
     elif loop.optimizer is not None:
         found["optimizer"] = _made_by(loop.optimizer, torch.optim.Optimizer, "optimizer") | {"groups": []}
     if loop.lr_schedule is not None:
-        found["lr_schedule"] = _made_by(loop.lr_schedule, torch.optim.lr_scheduler.LRScheduler, "lr_schedule")
+        found["lr_schedule"] = _made_by(loop.lr_schedule, LRScheduler, "lr_schedule")
     return {role: value for role, value in found.items() if value}
 
 
@@ -163,12 +170,54 @@ def _callbacks(given: Mapping[str, str]) -> dict[str, Json]:
     return dict(given)
 
 
-def _optimizer(optimizer: torch.optim.Optimizer, module: nn.Module) -> dict[str, Json]:
+def _refuse_hooked(optimizer: object) -> None:
+    """Refuses what hangs on the steps of an optimizer, of which its class and settings say nothing.
+
+    Args: `optimizer` may be a class or None, for which the hooks of all optimizers count alone.
+    """
+    hooks: dict[str, Mapping[int, object]] = {
+        "register_optimizer_step_pre_hook": steps._global_optimizer_pre_hooks,
+        "register_optimizer_step_post_hook": steps._global_optimizer_post_hooks,
+    }
+    wrong = ""
+    if isinstance(optimizer, torch.optim.Optimizer):
+        hooks["register_step_pre_hook"] = optimizer._optimizer_step_pre_hooks
+        hooks["register_step_post_hook"] = optimizer._optimizer_step_post_hooks
+        step = vars(optimizer).get("step")
+        if getattr(step, "_wrapped_by_lr_sched", False):
+            step = getattr(step, "__wrapped__", None)  # a schedule counts the steps
+        if step not in (None, type(optimizer).step):
+            wrong = f"step() was replaced by '{_name_of(step)}'"
+    for register, held in hooks.items():
+        wrong = next((f"step has the hook '{_name_of(x)}' ({register})" for x in held.values()), wrong)
+    if wrong:
+        raise BadInput(
+            f"the optimizer's {wrong}, which a plan would not run",
+            where="optimizer",
+            allowed="clip_norm= at the launch to clip gradients; callbacks= to look on; "
+            "or a module file, whose optimizer() registers the hook",
+        )
+
+
+def _name_of(function: object) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def _optimizer(optimizer: torch.optim.Optimizer, module: nn.Module, *, scheduled: bool) -> dict[str, Json]:
+    """Returns a new optimizer as data; a schedule begins with the rates from before one was attached here."""
     if optimizer.state:
         raise BadInput(
             "the optimizer has taken steps already, and its state does not travel",
             where="optimizer",
             allowed="a new optimizer for the model",
+        )
+    attached = any("initial_lr" in group for group in optimizer.param_groups)
+    if attached and not scheduled:
+        raise BadInput(
+            "a schedule of learning rates is attached to the optimizer, and none is passed",
+            where="optimizer",
+            allowed="the same as lr_schedule=functools.partial(its class, its settings by name) of Workload; "
+            "or an optimizer without a schedule",
         )
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     known = inspect.signature(type(optimizer)).parameters  # a subclass may fix what its base has as a default
@@ -182,6 +231,7 @@ def _optimizer(optimizer: torch.optim.Optimizer, module: nn.Module) -> dict[str,
                 where="optimizer",
             )
         options = {key: x for key, x in group.items() if key in defaults}
+        options |= {"lr": group["initial_lr"]} if "initial_lr" in group else {}
         groups.append(
             {"names": [names[id(x)] for x in group["params"]], "options": _plain(options, "optimizer")}
         )
@@ -193,11 +243,19 @@ def _made_by(make: object, base: type, role: str) -> dict[str, Json]:
     options: Mapping[str, object] = {}
     if isinstance(make, functools.partial) and not make.args:
         options, make = make.keywords, make.func
+    if isinstance(make, ReduceLROnPlateau) or make is ReduceLROnPlateau:
+        raise BadInput(
+            f"{role} is a ReduceLROnPlateau, which asks for a metric at each step",
+            where=role,
+            allowed="a schedule that only the number of steps moves, such as CosineAnnealingLR or StepLR",
+        )
     if not isinstance(make, type) or not issubclass(make, base):
+        kind = type(make).__name__ if isinstance(make, base) else "a class"
         raise BadInput(
             f"{role} is a {type(make).__name__}, which cannot travel as data",
             where=role,
-            allowed=f"a class, or functools.partial(a class, its settings by name), of {base.__name__}",
+            allowed=f"a class, or functools.partial({kind}, its settings by name), of {base.__name__}; "
+            f"or a module file, whose {role}() may call any function",
         )
     return {"class": _path(make, role), "options": _plain(options, role)}
 
@@ -207,7 +265,7 @@ def _path(kind: type, role: str) -> str:
         raise BadInput(
             f"{role} is of a class of the notebook's own, '{kind.__qualname__}'",
             where=role,
-            allowed="a class of an installed module",
+            allowed=f"a class of an installed module; or a module file, whose {role}() makes it",
         )
     return f"{kind.__module__}:{kind.__qualname__}"
 
@@ -222,7 +280,8 @@ def _plain(options: Mapping[str, object], role: str) -> dict[str, Json]:
             raise BadInput(
                 f"{role} has {name}={value!r:.60}, which cannot travel as data",
                 where=role,
-                allowed="numbers, texts and tuples of them",
+                allowed="numbers, texts and tuples of them; "
+                f"or a module file, whose {role}() may take functions and tensors",
             )
         found[name] = value
     return found

@@ -42,11 +42,11 @@ CURES: tuple[tuple[str, str], ...] = (
     ),
     (
         r"\.numpy\(\)|\.tolist\(\)",
-        "operations of torch in the place of numpy's; or the path of such a module, as opaque = ['path.of.a.module']",
+        "operations of torch in the place of numpy's; or the path of such a module, as opaque = ['path.of.a.module'] in a module file",
     ),
     (
         r"autograd\.grad|uses a tensor that is no parameter",
-        "the gradient as a formula in forward(), or the module's path, as opaque = ['path.of.a.module']",
+        "the gradient as a formula in forward(), or the module's path, as opaque = ['path.of.a.module'] in a module file",
     ),
 )
 
@@ -184,7 +184,7 @@ def refused(failure: Exception, where: str) -> BadInput:
             allowed=known
             or "branches and shapes that only settings and the shapes of the inputs decide; or the paths of "
             "such modules, "
-            f"as opaque = ['{module or 'path.of.a.module'}'] in the workload",
+            f"as opaque = ['{module or 'path.of.a.module'}'] in a module file",
         )
     given = (
         "inputs as forward() takes them: a tuple by position, a dictionary by the names of its arguments"
@@ -193,9 +193,9 @@ def refused(failure: Exception, where: str) -> BadInput:
     )
     inside = f" in {part}" if module else ""
     whole = (
-        f"{'the loss' if module == LOSS else 'the module'} as one layer: opaque = ['{module}'] in the workload"
+        f"{'the loss' if module == LOSS else 'the module'} as one layer: opaque = ['{module}'] in a module file"
         if module
-        else "what is named here in a module of its own, taken as one layer: opaque = ['path.of.a.module']"
+        else "what is named here in a module of its own, taken as one layer: opaque = ['path.of.a.module'] in a module file"
     )
     said = f"cannot be captured{inside}: {type(error).__name__}: {first:.300}"
     return BadInput(said, where=place, allowed=known or given or whole)

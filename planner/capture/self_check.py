@@ -9,7 +9,6 @@ large for that runs on fake tensors alone, which shows what is left behind, and 
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -19,8 +18,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from planner.capture.batch import SMALL, Batch, Pair, example, growing_dim, repeated, rows_of
-from planner.capture.beside import CARRIED, Beside, asks
+from planner.capture.batch import SMALL, Batch, Pair, example, repeated
+from planner.capture.beside import CARRIED, Beside, asks, too_large
 from planner.capture.captured import Captured, Loss
 from planner.capture.left_behind import Reachable
 from planner.capture.live_bytes import Across
@@ -29,9 +28,6 @@ from planner.errors import BadInput
 from planner.workload import Workload, where_raised
 
 STEPS = 3
-LARGEST_BYTES = 2**30  # of parameters and buffers of a module that is built for the check
-LARGEST_FLOPS = 2e10  # of a forward pass
-APART, APART_SMALL = 2e-5, 1e-2  # of a loss, more than its rounding; and of one of 16 bits
 
 
 class _Unrun(Exception):
@@ -50,8 +46,7 @@ def check_training(
 
     Args: `captured` is what `capture` made of the other arguments; `samples` is the batch of a step. A module that does
         not run with one sample, as a BatchNorm over nothing else, takes two.
-    Returns: what a user has to know, in one line: why the module was not run so, or that its loss is no mean over
-        samples. Empty where there is nothing to say.
+    Returns: why the module was not run so, in one line; empty where it was.
     Raises: BadInput with what changes from step to step and where, if the graph trains otherwise.
     """
     build: Callable[[], nn.Module]
@@ -65,10 +60,9 @@ def check_training(
         raise BadInput(
             "a module needs batch and loss", allowed="check_training(captured, module, batch, loss)"
         )
-    rows = 2 * SMALL if callable(batch) else max(2, rows_of(batch) // 2 * 2)
     batch = batch if callable(batch) else repeated(batch)
     samples = samples if captured.graph.symbolic_batch else captured.graph.captured_micro
-    large = _too_large(captured, samples)
+    large = too_large(captured, samples)
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -78,22 +72,10 @@ def check_training(
             with watched.as_it_was():
                 _train(watched, samples)
                 _refuse_left_to_evaluation(watched, example(watched.batch, samples, None))
-                return _loss_of_halves(watched, rows)
     except _Unrun as error:
         if captured.graph.symbolic_batch and samples < SMALL:
             return check_training(captured, source, batch, loss, samples=SMALL)
         return f"the module was not run beside its captured graph: {error}"
-
-
-def _too_large(captured: Captured, samples: int) -> str:
-    """Returns what makes a model too large to run for real, in words; empty where it is small enough."""
-    graph = captured.graph
-    held = sum(x.bytes for x in graph.parameters) + sum(x.bytes for x in graph.buffers)
-    if held > LARGEST_BYTES:
-        return f"its tensors take {held / 2**30:.1f} GiB, more than {LARGEST_BYTES / 2**30:.0f}"
-    flops = sum(layer.fixed_flops + layer.sample_flops * samples for layer in graph.layers)
-    if flops > LARGEST_FLOPS:
-        return f"a forward pass takes {flops / 1e9:.0f} GFLOP, more than {LARGEST_FLOPS / 1e9:.0f}"
     return ""
 
 
@@ -205,40 +187,6 @@ def _refuse_left_to_evaluation(watched: _Watched, given: Pair) -> None:
             where=crossing.line or watched.where,
             allowed=CARRIED,
         )
-
-
-def _loss_of_halves(watched: _Watched, rows: int) -> str:
-    """Returns a line where the loss of samples is not the mean of their halves' losses, in evaluation mode."""
-    if not all(map(watched.captured.graph.serves, (rows, rows // 2))):
-        return ""
-    watched.module.eval()
-    leaves, structure = pytree.tree_flatten(example(watched.batch, rows, None))
-    others = pytree.tree_leaves(example(watched.batch, rows // 2, None))
-    dims = [(a, growing_dim(a, b)) for a, b in zip(leaves, others, strict=True)]
-
-    def loss(low: int, high: int) -> tuple[float, float]:
-        part = [x if d is None else x[(slice(None),) * d + (slice(low, high),)].clone() for x, d in dims]
-        inputs, targets = pytree.tree_unflatten(part, structure)
-        made = watched.loss(call(watched.module, inputs), targets)
-        first, second, *_ = (*made, 0) if isinstance(made, tuple) else (made, 0)
-        counted = watched.captured.graph.loss_kind == "sum_count"
-        return (float(first), float(second)) if counted else (float(first) * (high - low), high - low)
-
-    apart = APART if all(x.element_size() > 2 for x in watched.module.parameters()) else APART_SMALL
-    ends = (0, rows), (0, rows), (0, rows // 2), (rows // 2, rows)
-    try:
-        with torch.no_grad():
-            whole, again, low, high = (loss(*each) for each in ends)
-    except Exception:  # the user's module ran in evaluation mode: it may raise anything
-        return ""
-    own, mean = whole[0] / (whole[1] or 1), (low[0] + high[0]) / (low[1] + high[1] or 1)
-    if whole != again or abs(own - mean) <= apart * max(abs(own), abs(mean)) or not math.isfinite(own):
-        return ""
-    return (
-        f"the loss of {rows} samples is {own:.6g}, and {mean:.6g} from the losses of their halves: it is no mean over "
-        "samples. A plan with several micro-batches or replicas trains the mean of their losses. For that of the whole "
-        "batch, return (sum, count) from loss(), and mix no samples in forward()"
-    )
 
 
 def _own_step(watched: _Watched, given: Pair, step: int) -> list[Tensor]:

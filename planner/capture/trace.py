@@ -140,7 +140,7 @@ def _trace(
             exportable(module) as restore,
             opaque,
             refusing_hooks(),
-            _quiet(given),
+            quiet(given),
         ):
             program = torch.export.export(whole, examples, dynamic_shapes=dims, strict=False)  # type: ignore[arg-type]
     except Exception as error:  # the user's module ran in there: it may raise anything
@@ -213,7 +213,7 @@ _told: set[tuple[str, int, str]] = set()  # warnings that were given: a second t
 
 
 @contextlib.contextmanager
-def _quiet(given: list[warnings.WarningMessage]) -> Iterator[None]:
+def quiet(given: list[warnings.WarningMessage]) -> Iterator[None]:
     """Silences an export, which prints graphs when it fails; its warnings are put into `given`."""
     before = logging.root.manager.disable
     try:

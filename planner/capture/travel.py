@@ -26,6 +26,7 @@ from planner.capture.fake_run import after, probe
 from planner.capture.layers import Grouping
 from planner.capture.opaque import OpaqueLayer
 from planner.capture.slices import Slicing, affine
+from planner.capture.trace import quiet
 from planner.capture.traced_graph import SYNCHRONISED, Like, Source, Traced, line_of
 from planner.errors import BadInput
 from planner.files import WrongKey
@@ -36,18 +37,14 @@ VERSION = 1
 NAMESPACES = ("aten", "prims", "torchvision", "quantized_decomposed")
 # They reach for files, storage or memory that is not the tensor's own.
 REFUSED = ("from_file", "set_", "resize_", "_resize", "as_strided_", "record_stream", "_print", "_debug")
+OPERATORS = (
+    *("getitem", "add", "sub", "mul", "floordiv", "truediv", "mod", "neg"),
+    *("pow", "eq", "ne", "lt", "le", "gt", "ge", "and_", "or_"),
+)
+SYMBOLIC = ("sym_int", "sym_float", "sym_max", "sym_min", "sym_not", "sym_ite")
 PLAIN: dict[str, Callable[..., Any]] = {
-    **{f"operator.{x.__name__}": x for x in (operator.getitem, operator.add, operator.sub, operator.mul)},
-    **{
-        f"operator.{x.__name__}": x for x in (operator.floordiv, operator.truediv, operator.mod, operator.neg)
-    },
-    **{
-        f"operator.{x.__name__}": x
-        for x in (operator.pow, operator.eq, operator.ne, operator.lt, operator.le)
-    },
-    **{f"operator.{x.__name__}": x for x in (operator.gt, operator.ge, operator.and_, operator.or_)},
-    **{f"torch.{x.__name__}": x for x in (torch.sym_int, torch.sym_float, torch.sym_max, torch.sym_min)},
-    **{f"torch.{x.__name__}": x for x in (torch.sym_not, torch.sym_ite)},
+    **{f"operator.{name}": getattr(operator, name) for name in OPERATORS},
+    **{f"torch.{name}": getattr(torch, name) for name in SYMBOLIC},
     "shardwright.after": after,
     "shardwright.average_batch_norm": average_batch_norm,
 }
@@ -192,7 +189,8 @@ def from_data(
     try:
         if data["version"] != VERSION:
             raise BadInput(f"a model of version {data['version']!r}", allowed=f"version {VERSION}; or update")
-        found = _made(data, constants, Recorded(partial(_evaluated, evaluation or {}, constants)))
+        with quiet([]):  # torch prints what an operation raises
+            found = _made(data, constants, Recorded(partial(_evaluated, evaluation or {}, constants)))
         signatures = [signature(found.layout, index) for index in range(len(found.graph.layers))]
     except WrongKey as error:
         raise BadInput(f"is no captured model: {error.told}", allowed=error.allowed) from error

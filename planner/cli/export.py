@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from planner.plan import Plan
 
 NAMES = "torchtitan, megatron, deepspeed, accelerate, fsdp2 or torchrun"
-MOST_BYTES = 1 << 20
+MOST_BYTES = 1 << 17
 
 
 @dataclass(frozen=True, kw_only=True)

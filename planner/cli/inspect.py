@@ -22,6 +22,7 @@ def verify(
     plan: PlanFile,
     profile: Annotated[Path | None, typer.Option(help="judge costs and memory too")] = None,
     cluster: Annotated[Path | None, typer.Option(help="judge places and limits too")] = None,
+    nodes: Annotated[int | None, typer.Option(metavar="N", help="so many nodes of the cluster")] = None,
     as_json: Json = False,
 ) -> None:
     """Judge a plan from the problem statement, whoever wrote it."""
@@ -30,10 +31,12 @@ def verify(
     from planner import profile as profiles
     from planner import verify
 
+    if nodes is not None and cluster is None:
+        raise BadInput("--nodes without --cluster", allowed="--cluster NAME --nodes N")
+    machines = clusters.load(cluster) if cluster else None
+    machines = clusters.with_nodes(machines, nodes) if machines and nodes is not None else machines
     found = verify.violations(
-        plans.load(plan),
-        profile=profiles.load(profile) if profile else None,
-        cluster=clusters.load(cluster) if cluster else None,
+        plans.load(plan), profile=profiles.load(profile) if profile else None, cluster=machines
     )
     _refuse(plan, found)
     against = {
@@ -287,7 +290,6 @@ def corrected_machines(
     """The machines with what runs have shown of them: those of a file, or one run alone."""
     from planner import calibrate as lessons
     from planner import cluster as clusters
-    from planner.errors import BadInput
 
     if calibration is not None and run is not None:
         raise BadInput("--calibration and --replan-from exclude each other")

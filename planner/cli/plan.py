@@ -29,7 +29,6 @@ from planner.cli.profile import (
     init,
     list_names,
     measure_with,
-    other_device,
     profile,
 )
 from planner.cli.scavenge import register_scavenge
@@ -64,7 +63,7 @@ def plan(given: PlanOptions, measure: Measure, observe: Observe) -> None:
     shares = shares_asked(given.kept)
     goal = _goal(given.batch, given.devices, given.frontier, shares)
     line = terminal.LiveLine(f"planning {given.named}", anyway=given.progress)
-    watch = SearchWatch(lambda found: line.tell(show.words(found)))
+    watch = SearchWatch(lambda found: line.tell(show.words(found), found.spent))
     effort = effort_named(given.effort, watch)
     machines = clusters.load(given.cluster)
     machines = machines if given.nodes is None else clusters.with_nodes(machines, given.nodes)
@@ -78,7 +77,7 @@ def plan(given: PlanOptions, measure: Measure, observe: Observe) -> None:
     costs = costs_of(given, measure, machines, goal, pinned)
     costs = replace(costs, kept=kept_asked(costs.graph, given.kept))
     if costs.device not in {group.device for group in machines.nodes}:
-        given.out.note(other_device(costs.device, machines))
+        given.out.note(show.other_device(costs.device, machines))
     question = Question(
         profile=costs,
         cluster=machines,

@@ -242,14 +242,6 @@ def costs_of(given: CostsAsked, measure: Measure, machines: Cluster, goal: Goal,
     return costs
 
 
-def other_device(profiled: str, machines: Cluster) -> str:
-    there = ", ".join(sorted({group.device for group in machines.nodes}))
-    return (
-        f"profiled on {profiled}, planned for {there}: slower devices are priced by the ratio of their peak rates, "
-        "faster ones as the profiled one"
-    )
-
-
 def _loaded(path: Path, workload: str | None) -> Profile:
     from planner import profile as profiles
 

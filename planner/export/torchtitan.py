@@ -147,7 +147,7 @@ def _flat(text: str, where: str) -> dict[str, object]:
     if is_toml(text):
         try:
             return _joined(tomllib.loads(text))
-        except tomllib.TOMLDecodeError as error:
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise BadInput(f"is no TOML: {error}", where=where) from None
     if is_python(text):
         given = constants_of(text, where, CONSTANTS)

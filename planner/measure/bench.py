@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 from torch import Tensor
 
-from planner.capture import Captured, capture, check_sizes, check_training
+from planner.capture import Captured, capture, check_sizes, check_training, mixes_samples
 from planner.errors import BadInput
 from planner.measure.passes import BackwardSplit, SpatialSplit
 from planner.measure.process.protocol import MeasureRequest
@@ -33,7 +33,7 @@ class Bench:
     execution: str
     way: Way
     grids: tuple[tuple[int, ...], ...] = ()  # spatial splits, beside whole samples
-    unchecked: str = ""  # why the user's module was not trained beside its captured graph
+    said: str = ""  # what the user is told of the module: that it was not run, or mixes samples
     _found: dict[int, list[Situation]] = field(default_factory=dict, init=False, repr=False)  # by micro-batch
 
     def batch(self, micro: int) -> Mapping[str, Tensor]:
@@ -117,7 +117,10 @@ def bench_of(
             where=workload.where,
             allowed=serving(captured.graph),
         )
-    unchecked = check_training(captured, workload, samples=min(served))
+    said = [check_training(captured, workload, samples=min(served))]
+    if workload.folder is None:  # of a live model it was said before its folder was written
+        loss = workload.functions["loss"]
+        said.append(mixes_samples(captured, workload.build, workload.batch, loss))
     way = Way(
         precision=precision, device=device, compiled=execution == "compiled", split=split, spatial=spatial
     )
@@ -128,7 +131,7 @@ def bench_of(
         execution=execution,
         way=way,
         grids=request.grids,
-        unchecked=unchecked,
+        said="\n".join(filter(None, said)),
     )
 
 

@@ -107,8 +107,8 @@ def _by_roofline(
         for line in bench.left_out:
             report.say(line)
         report.at(0.0)
-        if bench.unchecked:
-            report.say(bench.unchecked)
+        if bench.said:
+            report.say(bench.said)
         total = len(bench.micros) * len(bench.situations(bench.micros[0]))
         rows = []
         for row in counted_rows(bench, device):

@@ -5,13 +5,13 @@ goes through configurations, `cut/` prices the cuts of one, `proof/` bounds them
 `formulation.py`, which states the whole problem as a mixed-integer program.
 """
 
+from planner.milp.configurations.spatial_choices import grids_of
 from planner.milp.explain import PricedPins, configuration_of, parts_ns, price_pins
 from planner.milp.instance import Instance, changed
 from planner.milp.limits import Effort, SearchProgress, SearchWatch, effort_named
 from planner.milp.pins import Pins, pins
 from planner.milp.question import (
     Question,
-    grids_of,
     refuse_impossible,
     solve,
     solve_or_none,

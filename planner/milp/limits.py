@@ -78,8 +78,11 @@ RELISTED_ACTIONS = 4096  # actions of an order at most; rescheduling a longer on
 TOGETHER = 32  # moves of a descent that are made at once at most
 DESCENT_NS = 1e9  # work that one descent may do, by the meter
 PICK_NS = 3e8  # work that the descent of a first answer may do
+SOON = 40  # configurations that are guessed at where a search is ended before its first answer
+SOON_ACTIONS = 256  # forwards of a step of those that are simulated first
 LONGEST_BLOCK = 2  # boundaries that move together at most, where there are many
 ROUNDS = 60  # mixtures of rows that a first look tries
+HULL_STAGES = 48  # stages up to which the linear program over all cuts is written: beyond, it takes minutes
 MOMENTS = 20_000_000  # rows of memory, times pairs of stages, up to which arcs are built
 ARCS = 2_000_000  # arcs that windows may span, up to which they are built
 KEPT_ROWS = 200_000  # rows kept of a configuration that is left open, times its pairs of stages
@@ -119,6 +122,7 @@ class SearchWatch:
 
     def __init__(self, tell: Callable[[SearchProgress], None] | None = None, every_s: float = 0.2) -> None:
         self.stopped = False  # by Ctrl-C
+        self.answered = False  # whether a search has found a plan
         self._tell, self._every_s = tell, every_s
         self._told_s = 0.0
         self._searching = self._within = False
@@ -158,9 +162,21 @@ class SearchWatch:
         self._searching = self._within = False
 
     @contextmanager
+    def searching(self) -> Iterator[None]:
+        """Lets Ctrl-C end what is done while it is entered, at any point.
+
+        Raises: KeyboardInterrupt where Ctrl-C came before.
+        """
+        self.begin()
+        try:
+            yield
+        finally:
+            self.end()
+
+    @contextmanager
     def stoppable(self) -> Iterator[None]:
         """Takes Ctrl-C while it is entered; other threads than the main one never get it."""
-        self.stopped = False
+        self.stopped = self.answered = False
         if threading.current_thread() is not threading.main_thread():
             yield
             return

@@ -17,10 +17,9 @@ from planner.milp.configurations.tensor_parts import check_parts
 from planner.milp.instance import Instance, changed
 from planner.milp.layer_orders import orders
 from planner.milp.limits import Effort
-from planner.milp.pins import SAMPLES, Pins, pins, told, with_stages
+from planner.milp.pins import Pins, pins, told, with_stages
 from planner.milp.search.descent import UNFIT_NS, judge
-from planner.milp.search.pick import ranked
-from planner.milp.search.search import thriftier
+from planner.milp.search.pick import ranked, thriftier
 from planner.milp.search.state import SearchState
 from planner.milp.uneven import uneven
 from planner.milp.write_plan import plan_of
@@ -170,14 +169,6 @@ def _choice(profile: Profile, name: str, asked: str | None, usual: str) -> str:
     return asked
 
 
-def grids_of(pinned: Pins) -> tuple[tuple[int, ...], ...]:
-    """Returns the grids that a profile needs rows of for what is pinned: its own, and those that samples change to."""
-    own = (pinned.grid or (pinned.spatial,)) if pinned.spatial is not None else ()
-    turns = [turn.rpartition(":")[2] for turn in (pinned.regrid or "").split(",") if turn]
-    others = [tuple(map(int, turn.split("x"))) for turn in turns if turn != SAMPLES]
-    return tuple(dict.fromkeys(grid for grid in (own, *others) if prod(grid) > 1))
-
-
 def refuse_impossible(pinned: Pins, cluster: Cluster, batches: Sequence[int]) -> None:
     """Refuses pins that no profile could serve, before minutes go into one.
 
@@ -204,8 +195,7 @@ def solve(question: Question) -> Plan:
     """Returns the fastest plan that fits, with its certificate.
 
     Args: `question` says what is trained, on which machines, with what fixed.
-    Raises: BadInput where the question means nothing; Infeasible says what is missing, and what would fit;
-      KeyboardInterrupt where Ctrl-C came before any plan was found.
+    Raises: BadInput where the question means nothing; Infeasible says what is missing, and what would fit.
     Example: `solve(Question(profile=profiles.load(path), cluster=Cluster.load("cluster.yaml"), batch=64))`
     """
     return solve_with_search(question.instance(), question.effort)[0]
@@ -216,11 +206,21 @@ def solve_with_search(instance: Instance, effort: Effort | None = None) -> tuple
 
     Raises: Infeasible as `solve`.
     """
-    plan, search = _search(instance, effort or Effort())
-    plan = _with_shares(instance, plan, effort or Effort())
+    effort = effort or Effort()
+    found, search = _search(instance, effort)
+    plan = _with_shares(instance, found, effort)
     if plan is None:
-        raise Infeasible(infeasible.report(search.instance, search.queue, search.look, _fits))
+        raise Infeasible(_missing(search, effort))
     return plan, search
+
+
+def _missing(search: SearchState, effort: Effort) -> str:
+    """Returns what is missing where nothing fits, as far as Ctrl-C lets it be looked for."""
+    try:
+        with effort.watch.searching():
+            return infeasible.report(search.instance, search.queue, search.look, _fits)
+    except KeyboardInterrupt:
+        return "no plan fits; stopped by Ctrl-C before it was known what is missing"
 
 
 def solve_or_none(instance: Instance, effort: Effort | None = None) -> Plan | None:

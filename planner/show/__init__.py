@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from planner.show.explanation import SideBySide, against, compare
 from planner.show.markup import Markup, block, escaped, folded, paragraph, table
-from planner.show.plain import words
+from planner.show.plain import other_device, words
 from planner.show.proof import error_bar, plan_lines, proof_data, proof_list, proof_text, verdict
 from planner.show.rivals import RIVAL_HEADS, RivalRow, configuration_text, rival_rows
 from planner.show.timelines import perfetto, svg, terminal
@@ -34,6 +34,7 @@ __all__ = [
     "figure",
     "folded",
     "html",
+    "other_device",
     "paragraph",
     "perfetto",
     "plan_lines",

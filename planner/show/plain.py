@@ -195,6 +195,15 @@ def words(found: SearchProgress) -> list[str]:
     return said
 
 
+def other_device(profiled: str, machines: Cluster) -> str:
+    """Returns a note for costs of a device that no machine has."""
+    there = ", ".join(sorted({group.device for group in machines.nodes}))
+    return (
+        f"profiled on {profiled}, planned for {there}: slower devices are priced by the ratio of their peak rates, "
+        "faster ones as the profiled one"
+    )
+
+
 def of_cluster(cluster: Cluster) -> str:
     rows = [
         (group.count, group.devices_per_node, group.device, format_bytes(group.limit_bytes))

@@ -162,11 +162,8 @@ def proof_list(plan: Plan) -> ProofList | None:
         return None
     costs = f"simulated, with the costs of {plan.provenance.profile}"
     costs += f", corrected by {plan.fitted.summary}" if plan.fitted is not None else ""
-    below = (
-        "no plan of the search space below is faster"
-        if proof.space
-        else "no plan that was searched is faster"
-    )
+    which = "of the search space below" if proof.space else "that was searched"
+    below = f"no plan {which} is faster"
     bounds = [
         ("step", format_duration(proof.objective_ns), costs),
         ("lower bound", format_duration(proof.bound_ns), f"{below}: gap {100 * proof.gap:.2f} %"),
@@ -181,9 +178,11 @@ def proof_list(plan: Plan) -> ProofList | None:
             f"bound, {met.open:,} left open"
         )
     space = [] if proof.space is None else list(_space(proof.space, 0 if met is None else met.rescheduled))
-    left = "tensor parallelism" if plan.batch.shares else "tensor parallelism, uneven shares of the batch"
+    asked = proof.space is not None and "cut" in proof.space.fixed
+    left = ["other layouts of tensors" if asked else "tensor parallelism"]
+    left += [] if plan.batch.shares else ["uneven shares of the batch"]
     paced = "replicas run at the speed of the slowest"
-    closing = [("Not searched", f"{left} (docs/scope.md)"), ("Assumed", paced)]
+    closing = [("Not searched", f"{', '.join(left)} (docs/scope.md)"), ("Assumed", paced)]
     return ProofList(bounds, searched, space, closing if proof.space else closing[1:])
 
 

@@ -100,6 +100,7 @@ if TYPE_CHECKING:
 FIRST_LINE_S = 1.0  # what takes less is not spoken of
 SECONDS_BETWEEN_LINES = 10.0
 MOST_RARELY_S = 300.0  # between two words of what takes long
+LEAST_SHARE = 0.05  # of the work: before it, nobody knows how long the rest takes
 _A_SECOND = 4  # times that a line in place is written
 
 
@@ -210,6 +211,7 @@ class LiveLine:
         self._in_place = self._stream.isatty() and os.environ.get("TERM") != "dumb"
         self._wanted = anyway or self._stream.isatty()
         self._words: Sequence[str] = ()
+        self._share = 0.0
         self._done, self._begun = threading.Event(), 0.0
         self._teller = threading.Thread(target=self._go, name="line", daemon=True)
 
@@ -226,12 +228,12 @@ class LiveLine:
         if self._wanted:
             self._teller.join()
 
-    def tell(self, words: Sequence[str]) -> None:
+    def tell(self, words: Sequence[str], share: float = 0.0) -> None:
         """Takes what the line says from now on.
 
-        Args: `words` are parts of the line, what matters most first.
+        Args: `words` are parts of the line, what matters most first; `share` is how much of the most work is done.
         """
-        self._words = words
+        self._words, self._share = words, share
 
     def text(self, spent_s: float, room: int | None = None) -> str:
         """Returns the line, without the last parts where the room is too small for all.
@@ -239,6 +241,8 @@ class LiveLine:
         Args: `spent_s` is seconds since the start.
         """
         parts = [*self._words, f"{spent_s:.0f} s"]
+        if self._share >= LEAST_SHARE:
+            parts.append(f"up to {spent_s * (1 - self._share) / self._share:.0f} s more")
         while room is not None and parts and len(self._title) + 2 + len(", ".join(parts)) > room:
             parts.pop()
         return f"{self._title}: {', '.join(parts)}" if parts else ""

@@ -203,7 +203,10 @@ def evaluable(data: object, where: str) -> object:
 
     Raises: BadInput for anything else.
     """
-    if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+    from torch.utils.data import IterableDataset
+
+    indexed = hasattr(data, "__len__") and hasattr(data, "__getitem__")
+    if not indexed or isinstance(data, IterableDataset):  # which has a __getitem__ that only raises
         raise BadInput(kind_of(data), where=where, allowed="a map-style dataset: __len__ and __getitem__")
     return data
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-from torch import nn
+from torch import Tensor, nn
 
 from planner.errors import BadInput
 from planner.plan import Plan
@@ -25,6 +27,7 @@ class TrainedStep:
     number: int
     loss: float
     seconds: float
+    gradient_norm: float | None = None  # before clipping, where it was taken
 
 
 class Prepared:
@@ -39,6 +42,7 @@ class Prepared:
         """
         self.model, self.plan, self.steps = model, plan, steps
         self.run: Handle | None = None
+        self.finished = False  # whether the module has the trained weights
         self._folder, self._settings = folder, settings
 
     def __len__(self) -> int:
@@ -64,7 +68,24 @@ class Prepared:
         found = checkpoints.latest(self.run.paths.checkpoints)
         if found is None or found.facts.step != self.steps:
             raise BadInput("has no checkpoint of its last step", where=str(self.run.folder))
-        self.model.load_state_dict(found.whole())
+        self.model.load_state_dict(_named_alike(self.model, found.whole()))
+        self.finished = True
+
+
+class Prepare(Protocol):
+    """Plans a model as it stands, and returns its training: `shardwright.prepare` with the machines given."""
+
+    def __call__(
+        self, model: nn.Module, optimizer: object, loader: object, *, steps: int, **more: object
+    ) -> Prepared: ...
+
+
+def _named_alike(model: nn.Module, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns trained tensors under all names of a module: a tied weight has several, and is trained under one."""
+    own = model.state_dict(keep_vars=True)
+    by_place = {(own[name].data_ptr(), own[name].shape): name for name in trained if name in own}
+    places = {name: by_place.get((own[name].data_ptr(), own[name].shape)) for name in own}
+    return {**trained, **{name: trained[place] for name, place in places.items() if place is not None}}
 
 
 def _told(run: Handle) -> Iterator[TrainedStep]:
@@ -76,7 +97,8 @@ def _told(run: Handle) -> Iterator[TrainedStep]:
         for _, number, row in rows:
             if number > last:
                 last = number
-                yield TrainedStep(number=number, loss=row.loss, seconds=row.seconds)
+                norm = None if math.isnan(row.gradient_norm) else row.gradient_norm
+                yield TrainedStep(number=number, loss=row.loss, seconds=row.seconds, gradient_norm=norm)
         if not going:
             return
         time.sleep(LOOK_S)

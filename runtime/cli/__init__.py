@@ -6,13 +6,13 @@ Start reading in `launch.py` and `runs.py`. Each command imports what it needs w
 """
 
 from runtime.cli.launch import register
-from runtime.cli.planner_tools import backward_split, spatial_split, tools
-from runtime.cli.runs import register_track
+from runtime.cli.planner_tools import backward_split, register_track, register_watch, spatial_split, tools
 
 __all__ = [
     "backward_split",
     "register",
     "register_track",
+    "register_watch",
     "spatial_split",
     "tools",
 ]

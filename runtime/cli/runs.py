@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from planner import files, terminal, units
+from planner import files, terminal
 from planner.cli import Force, Json, PlanFile, RunFolder
 from planner.errors import BadInput
 from planner.files import absolute
 from planner.shown import one_line, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from planner.plan import Plan
     from runtime.infer import InferFolder
@@ -213,46 +213,6 @@ def _probed(output: Path, ranks: int, nodes: int, srun: list[str], cards: tuple[
             return probe.local(Path(folder), ranks)
         words = [f"--{key}={value}" for key, value in slurm.pairs(srun, "--srun").items()]
         return probe.by_srun(Path(folder), nodes, ranks, words, cards=cards)
-
-
-def register_track(app: typer.Typer, report: Callable[[Path], Path]) -> None:
-    """Adds track to the command line.
-
-    Args: `app` gets the command; `report` writes the report of a run folder and returns its path.
-    """
-
-    def track(
-        run: RunFolder,
-        to: Annotated[str, typer.Option(metavar="TRACKER", help="wandb or mlflow")],
-        project: Annotated[str, typer.Option(help="of the tracker; MLflow's experiment")] = "shardwright",
-        follow: Annotated[bool, typer.Option("-f", "--follow", help="go on until the run has ended")] = False,
-        as_json: Json = False,
-    ) -> None:
-        """Send a run to Weights & Biases or MLflow: its steps beside the predicted one, plan and report."""
-        from runtime import launch as launching
-        from runtime import trackers
-
-        out = terminal.Output(as_json=as_json)
-
-        def files() -> list[Path]:
-            try:
-                return [report(run)]
-            except BadInput as error:
-                out.note(f"no report yet: {error}")
-                return []
-
-        going = ("queued", "starting", "running", "restarting")
-        steps, where = trackers.send(
-            run,
-            to,
-            project=project,
-            files=files,
-            going=lambda: follow and launching.of(run).state in going,
-        )
-        data = {"run": str(run), "to": to, "steps": steps, "where": where}
-        out.result(data, lambda: f"{units.plural(steps, 'step')} sent to {where}")
-
-    app.command("track", epilog="Example: shardwright track runs/gpt2-plan-20260101-120000 --to wandb")(track)
 
 
 def register_rehearse(app: typer.Typer) -> None:

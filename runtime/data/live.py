@@ -33,6 +33,12 @@ from runtime.data.stream import mix, reseed, seeded, spared
 
 TARGETS = ("labels", "label", "targets", "target")
 EXAMPLE_SAMPLES, MOST_SAMPLES = 4, 32
+DRAWING = (
+    "__iter__",
+    "_get_iterator",
+    "_index_sampler",
+    "_auto_collation",
+)  # of a DataLoader: what makes its batches
 
 
 def live_workload(
@@ -81,6 +87,20 @@ def _loader(loader: object, role: str) -> DataLoader[Any]:
             where="Workload",
             allowed="a map-style dataset; an IterableDataset as dataset='module:function'",
         )
+    own = next((x for x in DRAWING if getattr(type(loader), x) is not getattr(DataLoader, x)), "")
+    own = own or next((x for x in DRAWING if x in vars(loader)), "")
+    wrong = f"is a {type(loader).__name__} with {own} of its own" if own else ""
+    cure = "what it does in the dataset, its collate_fn or its sampler, which all run"
+    if not wrong and loader.batch_size is None and type(loader.batch_sampler) is type(None):
+        wrong, cure = (
+            "has batch_size=None, and so no batches",
+            "a batch_size, and single samples in the dataset",
+        )
+    if not wrong and loader.worker_init_fn is not None and loader.num_workers:
+        wrong = "has a worker_init_fn, which no process of a plan runs"
+        cure = "no worker_init_fn: seeds are set for every sample; what else it does in the dataset"
+    if wrong:
+        raise BadInput(f"{role} {wrong}", where="Workload", allowed=cure)
     return loader
 
 
@@ -191,6 +211,7 @@ class Served:
 
     def _serve(self, path: str, ready: Any) -> None:  # Any: an event of multiprocessing
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a notebook interrupts all its processes; runs go on
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whatever the notebook does with it
         torch.set_num_threads(1)
         served, lock, parent = self, threading.Lock(), os.getppid()
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 from planner.errors import BadInput
 from planner.plan import Plan
-from planner.shown import Shown
+from planner.shown import CellBar, Shown
 from planner.simulate import RunRecord
 from runtime import local, slurm
 from runtime.backend import Backend
@@ -116,7 +116,13 @@ class Handle(Shown):
         Returns: its losses by step and its Timeline; `.check()` raises where the run failed.
         Raises: TimeoutError after `timeout_s`.
         """
-        return result_of(self.paths, self.ranks, self.outcome(timeout_s))
+        with CellBar(str(self.folder)) as bar:
+
+            def tell(found: status.Status) -> None:
+                loss = [f"loss {found.loss:.5g}"] if found.loss is not None else []
+                bar.tell(found.step / max(1, found.steps), [f"step {found.step} of {found.steps}", *loss])
+
+            return result_of(self.paths, self.ranks, self.outcome(timeout_s, tell if bar.shown else None))
 
     def record(self) -> RunRecord:
         """Returns the run beside its plan, as reports take it. The traces of all ranks are there once the run

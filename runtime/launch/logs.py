@@ -19,7 +19,7 @@ from runtime.runfolder import open_run
 
 MOST_LOG_BYTES, LEAST_LOG_BYTES = 4 * 2**20, 2**16  # of each log, the last ones
 MOST_BYTES, MOST_LINES = 16 * 2**20, 20_000  # of all logs together
-LEAST_LINES = 100  # of each
+LEAST_LINES = 5  # of each
 MOST_LINE_CHARS = 4000
 # Colours and moves of the cursor (CSI), titles and links (OSC and its kin, which may never end), and other escapes.
 _STEERS = re.compile(

@@ -174,6 +174,7 @@ class MetricLines:
             Path, deque[tuple[int, Machine]]
         ] = {}  # of the last steps, with the start of the run
         self.waits: dict[Path, deque[tuple[float, float]]] = {}  # of the last steps of ranks: seconds, waited
+        self.times: dict[Path, deque[tuple[int, float]]] = {}  # of the last steps of ranks: number, seconds
         self._tries: dict[tuple[int, int], _Try] = {}  # by generation and step
         self._files: dict[Path, int] = {}  # as the file system numbers them
         self._latest: dict[Path, tuple[int, int]] = {}
@@ -191,6 +192,8 @@ class MetricLines:
                 if (waited_s := row.get("waited_s")) is not None:
                     told_waits = self.waits.setdefault(path, deque(maxlen=MOST_MACHINES))
                     told_waits.append((row["seconds"], waited_s))
+                taken = self.times.setdefault(path, deque(maxlen=MOST_MACHINES))
+                taken.append((row["step"], row["seconds"]))
                 if row["losses"]:
                     self._add(row)
         for key in [key for key, one in self._tries.items() if len(one.losses) == one.micros]:

@@ -190,7 +190,10 @@ def is_secondary(error: BaseException) -> bool:
     """Returns whether an error follows from another rank's end: a lost connection or a timeout of a
     communication call.
     """
-    words = ("Connection closed by peer", "Connection reset", "Timed out waiting", "Broken pipe", "NCCL")
+    words = (  # which one it is depends on who is faster
+        *("Connection closed by peer", "Connection reset", "Timed out waiting", "Broken pipe", "NCCL"),
+        *("/gloo/transport/", "Socket Timeout", "Socket closed"),
+    )
     told = getattr(error, "secondary", False) is True  # by the rank that failed
     return told or (isinstance(error, RuntimeError) and any(word in str(error) for word in words))
 

@@ -79,8 +79,8 @@ def serve(say: Callable[[Message], None]) -> None:
     bench = bench_of(workload, request, request.device, made(request.split), made(request.spatial))
     graph = bench.captured.graph
     keys = tuple(bench.keys())
-    left, unchecked = bench.left_out, bench.unchecked
-    say(Ready(graph=graph, keys=keys, device=device, versions=versions(), left_out=left, unchecked=unchecked))
+    left, said = bench.left_out, bench.said
+    say(Ready(graph=graph, keys=keys, device=device, versions=versions(), left_out=left, said=said))
     line = sys.stdin.readline()
     if not line:
         return

@@ -150,8 +150,8 @@ def measure(request: MeasureRequest, journal_path: Path | None, report: Report) 
             if measured is None or journal is None:
                 journal = Journal(journal_path, _facts(request, ready))
                 measured = Measured(ready=ready)
-                if ready.unchecked:
-                    report.say(ready.unchecked)
+                if ready.said:
+                    report.say(ready.said)
                 for line in ready.left_out:
                     report.say(line)
                 for entry in journal.found:

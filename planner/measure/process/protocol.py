@@ -41,7 +41,7 @@ class Ready:
     keys: tuple[CostKey, ...]  # of every row that there can be
     device: str
     versions: Mapping[str, str]
-    unchecked: str = ""  # why the user's module was not trained beside its captured graph
+    said: str = ""  # what the user is told of the module: that it was not run, or mixes samples
     left_out: tuple[str, ...] = ()  # micro-batches that the model does not serve, in words
 
 

@@ -279,3 +279,11 @@ def check_space(pinned: Pins, graph: ModelGraph) -> Pins:
             what = f"{key} at '{layer}' needs samples that are cut in space, and spatial is 1"
             raise BadInput(what, where="fix", allowed="a degree such as spatial=2, or none fixed")
     return pinned
+
+
+def grids_of(pinned: Pins) -> tuple[tuple[int, ...], ...]:
+    """Returns the grids that a profile needs rows of for what is pinned: its own, and those that samples change to."""
+    own = (pinned.grid or (pinned.spatial,)) if pinned.spatial is not None else ()
+    turns = [turn.rpartition(":")[2] for turn in (pinned.regrid or "").split(",") if turn]
+    others = [tuple(map(int, turn.split("x"))) for turn in turns if turn != SAMPLES]
+    return tuple(dict.fromkeys(grid for grid in (own, *others) if prod(grid) > 1))

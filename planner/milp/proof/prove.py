@@ -177,7 +177,9 @@ class ConfigurationProof:
 
     def _wide(self) -> bool:
         """Returns whether the linear program should narrow the windows before arcs are built."""
-        return self.spans is not None and count_arcs(self.problem, *self.spans) > limits.FILTERED_ARCS
+        if self.spans is None or self.problem.stages > limits.HULL_STAGES:
+            return False
+        return count_arcs(self.problem, *self.spans) > limits.FILTERED_ARCS
 
     def _grow(self) -> None:
         """Builds the arcs that fit and that single rows do not refute, where they are not too many."""
@@ -204,7 +206,7 @@ class ConfigurationProof:
         elif self.root is None and self.rounds and self._wide():
             self.rounds = 0
             self._surround()
-        elif self.root is None and (lower or not self.record.pool.rows):
+        elif self.root is None and (lower or not self.record.pool.rows or not self._light()):
             self.rounds *= 2
             self._surround()
         self._grow()
@@ -247,7 +249,8 @@ def surrounded(
     Args: `lines` prices the rows of `record`; at most `rounds` mixtures of rows are tried, 0 asks for the linear program.
     Returns: the lower bound, and the windows; None for the windows where no cut is below the limit.
     """
-    if rounds and not record.problem.silent:
+    many = record.problem.stages > limits.HULL_STAGES
+    if many or (rounds and not record.problem.silent):
         bound, mixtures = _squeezed(record, lines, spans, rounds)
     else:
         bound, mixtures = hull_bound(record, lines, *spans, limits.ROUNDS * 2)

@@ -6,15 +6,17 @@ descended from (`pick`). Then fewer and fewer of the best answers are annealed, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 
 from planner.milp import explain, limits
 from planner.milp.configurations.configurations import Configuration, shapes
 from planner.milp.cut.unit_times import LayerWork
-from planner.milp.instance import Instance
+from planner.milp.instance import Instance, short_bytes
+from planner.milp.proof.boxes import ROUNDING
 from planner.milp.proof.totals import TotalsBound
 from planner.milp.search.descent import UNFIT_NS, Answer, judge, starts
 from planner.milp.search.state import ConfigurationState, SearchState
@@ -28,6 +30,15 @@ def ranked(instance: Instance) -> list[Configuration]:
 
     Args: `instance`; unless pinned, recomputing and sharding configurations follow later, where memory asks for them.
     """
+    bound = TotalsBound(instance)
+    return sorted(
+        _permitted(instance),
+        key=lambda shape: (_guess_ns(bound, shape), _PLAINEST.index(shape.family), shape),
+    )
+
+
+def _permitted(instance: Instance) -> Iterator[Configuration]:
+    """Yields the configurations of a planning instance, as they come."""
     pinned = instance.pins
     plain = replace(pinned, recompute=bool(pinned.recompute), shard=bool(pinned.shard))
     every = shapes(
@@ -38,10 +49,7 @@ def ranked(instance: Instance) -> list[Configuration]:
         pinned=plain,
         splits=instance.splits,
     )
-    bound, permitted = TotalsBound(instance), filter(instance.permits, every)
-    return sorted(
-        permitted, key=lambda shape: (_guess_ns(bound, shape), _PLAINEST.index(shape.family), shape)
-    )
+    return filter(instance.permits, every)
 
 
 def _guess_ns(bound: TotalsBound, shape: Configuration) -> float:
@@ -173,6 +181,65 @@ def take_trivial(state: SearchState, allowed: set[Configuration]) -> None:
                     cut = explain.equal_cut(tried.problem)
                     ns = int(judge(tried.problem, cut[None, :])[0])
                     state.take(tried, None if ns == UNFIT_NS else Answer(cut=cut, ns=ns))
+
+
+def thriftier(instance: Instance, shape: Configuration) -> Iterator[Configuration]:
+    """Yields variants of a configuration that take less memory.
+
+    Args: `shape`; only stages that must do so recompute, unless that would change the order.
+    Yields: variants that recompute, shard the optimizer, or both.
+    """
+    pinned, now = instance.pins, shape.recompute or shape.sparing
+    recompute = (True,) if now else (False,) if pinned.recompute is False else (False, True)
+    alone = shape.shard or shape.held or shape.mesh or pinned.shard is False
+    shard = (shape.shard,) if alone else (False, True)
+    for again, sharded in product(recompute, shard):
+        changed = (again, sharded) != (now, shape.shard)
+        if changed and (not sharded or (shape.holders > 1 and not instance.joint)):
+            some = again and not shape.recompute and not instance.at_use(replace(shape, shard=sharded))
+            yield replace(shape, recompute=again and not some, sparing=some, shard=sharded)
+    for again in recompute:
+        some = again and not shape.recompute
+        plain = replace(shape, shard=False, recompute=again and not some, sparing=some)
+        yield from instance.by_element(plain)
+
+
+def take_soonest(state: SearchState) -> bool:
+    """Takes the best of a few plans, for a search that was ended before its first answer; nothing is ranked for them.
+
+    Args: `state` takes the answer and its configurations, all bounded by the least that a worker computes.
+    Returns: whether one of them fits.
+    """
+    instance, bound = state.instance, state.floors
+    every = list(_permitted(instance))
+    few = every[:: max(1, len(every) // limits.SOON)]
+    if instance.pins.stages is None:
+        known = set(every)
+        few += [shape for _, chosen in explain.trivial(instance) for shape in chosen[-1:] if shape in known]
+    small = [shape for shape in few if shape.stages * shape.micros <= limits.SOON_ACTIONS]
+    for shape in sorted(small, key=lambda each: (_guess_ns(bound, each), each))[: limits.FIRST_ANSWERS]:
+        for each in (shape, *thriftier(instance, shape)):
+            if _even_answered(state, each):
+                break
+    for shape in sorted(few, key=lambda each: (each.stages * each.micros, each)):
+        for each in (shape, *thriftier(instance, shape)):
+            if state.best is None and (tried := state.look(each)) is not None:
+                state.answer(tried, work_ns=limits.PICK_NS)
+    least = int(min((bound.load_ns(shape) for shape in every), default=0.0) - ROUNDING)
+    state.left = [least] * (len(every) - len(state.tried))
+    state.queue = every
+    return state.best is not None
+
+
+def _even_answered(state: SearchState, shape: Configuration) -> bool:
+    """Returns whether an even cut of a configuration fits, and takes the best of them as an answer."""
+    fits = short_bytes(state.instance, shape) <= 0 and state.floors.free_ns(shape) < state.limit
+    if not fits or (tried := state.look(shape)) is None:
+        return False
+    for cut in starts(tried.problem):
+        ns = int(judge(tried.problem, cut[None, :])[0])
+        state.take(tried, None if ns == UNFIT_NS else Answer(cut=cut, ns=ns))
+    return tried.answer is not None
 
 
 Bubble = Callable[[Configuration, LayerWork], float]

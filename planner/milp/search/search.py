@@ -9,9 +9,8 @@ could not be the least. At last the mixed-integer program states the proof over 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import product
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from planner.errors import Infeasible
 from planner.milp import explain, formulation, infeasible, limits
@@ -87,7 +86,7 @@ class Waiting:
         self.add(shape)
         tight = self.state.examine(shape)
         if not shape.listed:  # an order listed anew is for its own costs
-            variants = thriftier(self.state.instance, shape) if tight else self.state.faster(shape)
+            variants = pick.thriftier(self.state.instance, shape) if tight else self.state.faster(shape)
             for variant in list(variants):
                 self.add(variant)
         self.done.add(shape)
@@ -118,31 +117,35 @@ def search(
 
     Args: plans that take `below` nanoseconds or more are not looked for; `rows` of the same orders give a start.
     Returns: the state of the search with the best answer, if there is one, and its bound.
-    Raises: Infeasible where the pins leave no configuration; KeyboardInterrupt where Ctrl-C came before any plan.
+    Raises: Infeasible where the pins leave no configuration; KeyboardInterrupt where Ctrl-C came before any plan, and none fits soon.
     """
     kept = instance.kept.rows if rows is None else rows
     state = SearchState(instance=instance, effort=effort, below=below, rows=kept)
-    configurations = pick.ranked(instance)
-    if not configurations:
-        raise Infeasible(infeasible.no_shape(instance, lambda asked: bool(pick.ranked(asked))))
     waiting, watch = Waiting(state=state), effort.watch
+    configurations: list[Configuration] = []
     state.follow = lambda: watch.at(lambda: waiting.progress(len(configurations)))
     try:
         watch.begin()
+        configurations = pick.ranked(instance)
+        if not configurations:
+            raise Infeasible(infeasible.no_shape(instance, lambda asked: bool(pick.ranked(asked))))
         _run(state, waiting, configurations)
         watch.end()
     except BaseException as error:
         # A library that Ctrl-C meets in the middle of a call may turn it into an error of its own.
         if not (watch.stopped or isinstance(error, KeyboardInterrupt)):
             raise
-        if state.best is None:
-            raise KeyboardInterrupt from error
+        watch.end()
         state.stopped = True
-        waiting.leave(configurations)
+        if state.best is not None:
+            waiting.leave(configurations)
+        elif below < UNFIT_NS or watch.answered or not pick.take_soonest(state):
+            raise KeyboardInterrupt from error
     finally:
         watch.end()
-    state.queue = waiting.every
-    state.considered = len(waiting.every)
+    watch.answered = watch.answered or state.best is not None
+    state.queue = state.queue or waiting.every
+    state.considered = len(state.queue)
     return state
 
 
@@ -238,27 +241,6 @@ def _open_part(
             box = box.filtered(rows, most)
     tried.bound_ns = state.limit if box is None else tried.bound_ns
     return None if box is None else formulation.OpenConfiguration(box=box, rows=rows, bound_ns=tried.bound_ns)
-
-
-def thriftier(instance: Instance, shape: Configuration) -> Iterator[Configuration]:
-    """Yields variants of a configuration that take less memory.
-
-    Args: `shape`; only stages that must do so recompute, unless that would change the order.
-    Yields: variants that recompute, shard the optimizer, or both.
-    """
-    pinned, now = instance.pins, shape.recompute or shape.sparing
-    recompute = (True,) if now else (False,) if pinned.recompute is False else (False, True)
-    alone = shape.shard or shape.held or shape.mesh or pinned.shard is False
-    shard = (shape.shard,) if alone else (False, True)
-    for again, sharded in product(recompute, shard):
-        changed = (again, sharded) != (now, shape.shard)
-        if changed and (not sharded or (shape.holders > 1 and not instance.joint)):
-            some = again and not shape.recompute and not instance.at_use(replace(shape, shard=sharded))
-            yield replace(shape, recompute=again and not some, sparing=some, shard=sharded)
-    for again in recompute:
-        some = again and not shape.recompute
-        plain = replace(shape, shard=False, recompute=again and not some, sparing=some)
-        yield from instance.by_element(plain)
 
 
 def certificate(state: SearchState) -> Certificate:

@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from planner.capture import Captured, capture, check_training, self_check
+from planner.capture import Captured, beside, capture, check_training, mixes_samples
+from planner.capture.batch import repeated
 from planner.capture.stage_modules import whole
 from planner.errors import BadInput
 from planner.workload import Workload
@@ -29,8 +30,7 @@ def checked(
     module: nn.Module, loss: Callable[..., object] = F.mse_loss, opaque: list[str] | None = None
 ) -> Captured:
     captured = capture(module, batch, loss, opaque=opaque or [])
-    said = check_training(captured, module, batch, loss, samples=1)
-    assert said == "" or "it is no mean over samples" in said
+    assert check_training(captured, module, batch, loss, samples=1) == ""
     return captured
 
 
@@ -90,7 +90,7 @@ DRAWN = Random(SEED)
 def test_a_large_model_runs_on_fake_tensors_and_that_is_said(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(self_check, "LARGEST_BYTES", -1)
+    monkeypatch.setattr(beside, "LARGEST_BYTES", -1)
     module = EQUAL[name]()
     captured = capture(module, batch, F.mse_loss)
     assert "fake tensors only, so that no values" in check_training(captured, module, batch, F.mse_loss)
@@ -103,7 +103,7 @@ def test_a_large_model_that_reads_numbers_while_it_is_built_is_built_for_real(
         rates = [float(x) for x in torch.linspace(0, 0.1, 2)]  # as vision models do for their dropped paths
         return nn.Sequential(nn.Linear(4, 4), nn.Dropout(rates[1]), nn.Linear(4, 3))
 
-    monkeypatch.setattr(self_check, "LARGEST_BYTES", -1)
+    monkeypatch.setattr(beside, "LARGEST_BYTES", -1)
     workload = Workload(
         name="mine",
         where="mine.py",
@@ -117,7 +117,7 @@ def test_a_large_model_that_reads_numbers_while_it_is_built_is_built_for_real(
 def test_what_a_large_model_leaves_behind_is_refused_by_name(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(self_check, "LARGEST_BYTES", -1)
+    monkeypatch.setattr(beside, "LARGEST_BYTES", -1)
     make, words = REFUSED[name]
     with pytest.raises(BadInput) as caught:
         checked(make())
@@ -156,48 +156,62 @@ def test_tables_with_code_of_their_own_are_not_asked() -> None:
     assert checked(WithTable()) is not None
 
 
-def no_mean(outputs: Tensor, targets: Tensor) -> Tensor:
-    """A root of a mean, a sum, and a norm over the batch are all other losses on parts of a batch."""
-    return F.mse_loss(outputs, targets).sqrt()
-
-
-def counted(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    rows = targets[:, 0] > 0
-    return ((outputs - targets).square().mean(1) * rows).sum(), rows.sum()
-
-
-class Mixing(nn.Module):
+class Pairs(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.linear = nn.Linear(4, 3)
+        self.a = nn.Linear(4, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.linear(x - x.mean(0))
-        return y
+        made: Tensor = self.a(x)
+        return made
+
+
+def among_all(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs @ targets.t(), torch.arange(len(outputs)))
+
+
+def kept(targets: Tensor) -> Tensor:
+    """Returns how much each sample counts."""
+    return targets[:, 0].abs()
 
 
 @pytest.mark.parametrize(
-    ("loss", "build", "told"),
+    ("build", "loss", "mixed"),
     [
-        (no_mean, lambda: nn.Linear(4, 3), True),
-        (lambda x, y: F.mse_loss(x, y, reduction="sum"), lambda: nn.Linear(4, 3), True),
-        (
-            lambda x, y: ((x - y).square().mean(1) * (y[:, 0] > 0)).sum() / (y[:, 0] > 0).sum(),
-            lambda: nn.Linear(4, 3),
-            True,
-        ),
-        (F.mse_loss, Mixing, True),
-        (counted, lambda: nn.Linear(4, 3), False),
-        (F.mse_loss, lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout()), False),
-        (lambda x, y: F.mse_loss(x + torch.randn_like(x), y), lambda: nn.Linear(4, 3), False),
+        (Pairs, F.mse_loss, False),
+        (Pairs, among_all, True),
+        (lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), F.mse_loss, True),
+        (lambda: nn.Sequential(nn.Linear(4, 3), nn.Dropout()), F.mse_loss, False),
+        (Pairs, lambda o, t: (F.mse_loss(o, t, reduction="sum"), torch.tensor(float(o.numel()))), False),
+        (Pairs, lambda o, t: F.mse_loss(o, t, reduction="sum"), True),
+        (Pairs, lambda o, t: F.mse_loss(o, t).sqrt(), True),
+        (Pairs, lambda o, t: ((o - t).square().mean(1) * kept(t)).sum() / kept(t).sum(), True),
+        (Pairs, lambda o, t: (((o - t).square().mean(1) * kept(t)).sum(), kept(t).sum()), False),
+    ],
+    ids=[
+        "a mean",
+        "pairs of samples",
+        "BatchNorm",
+        "drawn numbers",
+        "a sum and its count",
+        "a sum alone",
+        "the root of a mean",
+        "a mean of some samples",
+        "some samples and their count",
     ],
 )
-def test_a_loss_that_is_no_mean_over_samples_is_told(
-    loss: Callable[..., object], build: Callable[[], nn.Module], told: bool
+def test_a_training_that_depends_on_its_micro_batch_is_told_so(
+    build: Callable[[], nn.Module], loss: Callable[..., object], mixed: bool
 ) -> None:
-    """Whoever trains with micro-batches would else train another loss without a word."""
     torch.manual_seed(3)
-    module, given = build(), batch(16)
-    captured = capture(module, given, loss)
-    said = check_training(captured, module, given, loss)
-    assert ("it is no mean over samples" in said) == told
+    module = build()
+    said = mixes_samples(capture(module, batch, loss), lambda: module, batch, loss)
+    assert ("depends on its micro-batch" in said) == mixed
+
+
+def test_a_live_model_is_told_so_in_evaluation_mode_with_its_own_samples() -> None:
+    torch.manual_seed(3)
+    module, given = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), batch(16)
+    captured = capture(module, given, F.mse_loss)
+    alone = mixes_samples(captured, lambda: module, repeated(given), F.mse_loss, rows=16, training=False)
+    assert alone == "" and module.training

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from planner.shown import CellBar
 from planner.terminal import LiveLine, Report, console
 
 
@@ -93,3 +94,43 @@ def test_a_line_is_written_in_place_on_a_terminal_and_taken_away(monkeypatch: py
             threading.Event().wait(0.1)
     assert screen.getvalue().startswith("\r\x1b[2Kplanning: ") and screen.getvalue().endswith("\r\x1b[2K")
     assert "\n" not in screen.getvalue() and file.getvalue() == ""
+
+
+def test_a_line_says_how_much_longer_it_may_take_once_that_can_be_judged() -> None:
+    line = LiveLine("planning gpt2")
+    line.tell(["3 of 9 configurations"], 0.01)
+    assert line.text(2.0) == "planning gpt2: 3 of 9 configurations, 2 s"
+    line.tell(["4 of 9 configurations"], 0.25)
+    assert line.text(10.0) == "planning gpt2: 4 of 9 configurations, 10 s, up to 30 s more"
+
+
+class Shell:
+    """A notebook's shell, as IPython gives it."""
+
+    kernel = object()
+
+
+def test_a_cell_says_how_far_a_long_task_is_and_a_terminal_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    import IPython
+    import IPython.display
+
+    told: list[str] = []
+
+    class Kept:
+        def update(self, data: dict[str, str], **_: object) -> None:
+            told.append(data["text/plain"])
+
+    def display(data: dict[str, str], **_: object) -> Kept:
+        told.append(data["text/plain"])
+        return Kept()
+
+    monkeypatch.setattr(IPython.display, "display", display)
+    monkeypatch.setattr("planner.shown.FIRST_BAR_S", 0.0)
+    with CellBar("planning") as bar:
+        bar.tell(0.5, ["step 1 of 2"])
+    assert not bar.shown and told == []
+    monkeypatch.setattr(IPython, "get_ipython", Shell)
+    with CellBar("planning") as bar:
+        bar.tell(0.5, ["step 1 of 2"])
+        bar.tell(1.0, ["step 2 of 2"])
+    assert [line.split(",")[0] for line in told] == ["planning: step 1 of 2", "planning: step 2 of 2", ""]

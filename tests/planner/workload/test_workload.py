@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from planner.errors import BadInput
-from planner.workload import load, parse_settings
+from planner.workload import evaluable, load, parse_settings
 
 GOOD = """
 import torch
@@ -228,3 +229,18 @@ def test_settings_are_read_from_their_text() -> None:
 def test_settings_that_set_nothing_are_refused(texts: list[str]) -> None:
     with pytest.raises(BadInput, match="--set"):
         parse_settings(texts)
+
+
+def test_a_dataset_without_indices_cannot_be_evaluated_even_where_it_has_a_length() -> None:
+    from torch.utils.data import IterableDataset
+
+    class Counted(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(3))
+
+        def __len__(self) -> int:
+            return 3
+
+    with pytest.raises(BadInput, match="map-style"):
+        evaluable(Counted(), "valid_dataset()")
+    assert evaluable([1, 2], "valid_dataset()") == [1, 2]

@@ -7,16 +7,20 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune
+from torch.optim import lr_scheduler
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.data import DataLoader, TensorDataset
 
 from planner.capture import LiveLoop, capture
+from planner.capture.live import recipe_of
 from planner.errors import BadInput
-from runtime.data.live import live_workload
+from runtime.data.live import _loader, live_workload
 from runtime.launch import launch_inline
 from tests.runtime.plans import plan_for
 
@@ -231,3 +235,124 @@ def test_what_a_plan_would_not_do_is_refused_by_its_path_before_anything_is_writ
     with pytest.raises(BadInput, match=words):
         live_workload(model, PAIR, nn.functional.cross_entropy, None, LOOP, tmp_path / "m.model")
     assert not (tmp_path / "m.model").exists()
+
+
+def clip(*given: object) -> None:
+    """A hook, which does nothing."""
+
+
+def sgd(module: nn.Module, lr: float = 0.1) -> torch.optim.Optimizer:
+    return torch.optim.SGD(module.parameters(), lr=lr, momentum=0.9)
+
+
+def replace_step(optimizer: Any) -> None:
+    old = optimizer.step
+    optimizer.step = lambda closure=None: old(closure)
+
+
+HOOKED: dict[str, tuple[Callable[[Any], object], str]] = {
+    "before a step": (
+        lambda o: o.register_step_pre_hook(clip),
+        r"hook 'clip' \(register_step_pre_hook\).*clip_norm=.*callbacks=.*module file",
+    ),
+    "after a step": (lambda o: o.register_step_post_hook(clip), r"'clip' \(register_step_post_hook\)"),
+    "another step": (replace_step, r"step\(\) was replaced by '<lambda>'"),
+    "a schedule": (lambda o: lr_scheduler.StepLR(o, 2), "schedule .* is attached.*as lr_schedule="),
+}
+
+
+@pytest.mark.parametrize("name", HOOKED)
+def test_what_hangs_on_an_optimizer_is_refused(name: str) -> None:
+    module = base()
+    optimizer = sgd(module)
+    assert recipe_of(LiveLoop(optimizer=optimizer), module)
+    HOOKED[name][0](optimizer)
+    with pytest.raises(BadInput, match=HOOKED[name][1]):
+        recipe_of(LiveLoop(optimizer=optimizer), module)
+
+
+def test_hooks_of_all_optimizers_are_refused() -> None:
+    hook = register_optimizer_step_post_hook(clip)
+    try:
+        with pytest.raises(BadInput, match=r"'clip' \(register_optimizer_step_post_hook\)"):
+            recipe_of(LOOP, base())
+    finally:
+        hook.remove()
+    assert recipe_of(LOOP, base())
+
+
+def test_an_optimizer_whose_schedule_is_passed_begins_with_the_rates_from_before_it() -> None:
+    module = base()
+    optimizer = sgd(module, lr=0.3)
+    lr_scheduler.LinearLR(optimizer, start_factor=0.1)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.03)
+    recipe = recipe_of(LiveLoop(optimizer=optimizer, lr_schedule=lr_scheduler.LinearLR), module)
+    assert recipe["optimizer"]["groups"][0]["options"]["lr"] == 0.3
+
+
+SCHEDULES: dict[str, tuple[Any, str]] = {
+    "a function as setting": (
+        functools.partial(lr_scheduler.LambdaLR, lr_lambda=lambda step: 1.0),
+        r"lr_lambda=.*module file, whose lr_schedule\(\) may take functions",
+    ),
+    "a factory": (
+        lambda optimizer: lr_scheduler.StepLR(optimizer, 2),
+        r"is a function.*module file, whose lr_schedule\(\) may call any function",
+    ),
+    "an object": (lr_scheduler.StepLR(sgd(base()), 2), r"partial\(StepLR, its settings by name\)"),
+    "by a metric": (functools.partial(lr_scheduler.ReduceLROnPlateau, patience=1), "StepLR"),
+    "an object by a metric": (lr_scheduler.ReduceLROnPlateau(sgd(base())), "asks for a metric"),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_that_cannot_travel_is_refused_with_what_to_do(name: str) -> None:
+    schedule, words = SCHEDULES[name]
+    with pytest.raises(BadInput, match=words):
+        recipe_of(LiveLoop(lr_schedule=schedule), base())
+
+
+class Scaled(DataLoader[Any]):
+    def __iter__(self) -> Any:
+        for inputs, targets in super().__iter__():
+            yield 10 * inputs, targets
+
+
+class Named(DataLoader[Any]):
+    """A loader with nothing but a name of its own."""
+
+
+LOADERS: dict[str, tuple[Callable[[], DataLoader[Any]], str]] = {
+    "its own batches": (
+        lambda: Scaled(TensorDataset(*PAIR), batch_size=2),
+        "loader is a Scaled with __iter__ of its own.*collate_fn",
+    ),
+    "set in its workers": (
+        lambda: DataLoader(TensorDataset(*PAIR), batch_size=2, num_workers=1, worker_init_fn=clip),
+        "worker_init_fn.*seeds are set",
+    ),
+    "no batches": (lambda: DataLoader(TensorDataset(*PAIR), batch_size=None), "batch_size=None"),
+}
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_a_loader_that_does_what_no_rank_would_do_is_refused(name: str, tmp_path: Path) -> None:
+    make, words = LOADERS[name]
+    with pytest.raises(BadInput, match=words):
+        live_workload(base(), None, nn.functional.cross_entropy, make(), LOOP, tmp_path / "m.model")
+    assert not (tmp_path / "m.model").exists()
+
+
+def test_a_loader_of_another_name_and_what_no_worker_calls_are_taken() -> None:
+    for loader in (Named(TensorDataset(*PAIR)), DataLoader(TensorDataset(*PAIR), worker_init_fn=clip)):
+        assert _loader(loader, "loader") is loader
+
+
+def test_a_live_model_is_told_of_a_module_file_for_opaque_modules(tmp_path: Path) -> None:
+    def jump(x: Tensor) -> Tensor:
+        return x if float(x.sum()) > 0 else -x
+
+    model = base()
+    model[1] = Calls(jump)
+    with pytest.raises(BadInput, match=r"opaque = \['1'\] in a module file"):
+        live_workload(model, PAIR, nn.functional.cross_entropy, None, LOOP, tmp_path / "m.model")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from itertools import product
 from math import prod
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
@@ -15,8 +17,10 @@ from planner.plan import Axes, CutLine, Place, Plan, coordinates, world_size
 from runtime import checkpoint as checkpoints
 from runtime.train import Model, job_of, prepare
 from tests.captures import captured_of
+from tests.draws import SEED
 from tests.pool import Pool
 from tests.runtime.compare import Run, distance, expected, run
+from tests.runtime.layout.cut_models import MODELS
 from tests.runtime.plans import plan_for
 
 WORDS = "tests/runtime/layout/workloads/words.py"
@@ -79,6 +83,29 @@ def test_a_plan_with_tensors_in_parts_trains_as_one_process_does(
     assert found.worst() < 1e-10, found
 
 
+LIBRARY = "tests/runtime/layout/workloads/library.py"
+NAMES = ("BERT", "ViT", "Whisper", "transformers GPT-2")
+KINDS = (("heads",), ("heads", "sequence"), ("heads", "vocabulary"))
+IN_PROCESSES = 2
+
+
+@pytest.mark.parametrize(("model", "kinds"), Random(SEED).sample([*product(NAMES, KINDS)], IN_PROCESSES))
+def test_models_of_a_library_train_in_parts_as_in_one_process(
+    model: str, kinds: tuple[str, ...], pool: Pool, tmp_path: Path
+) -> None:
+    arguments = {"model": model}
+    _, captured = captured_of(LIBRARY, arguments, 2)
+    plain = plan_for(captured.graph, LIBRARY, arguments=arguments, workers=1, micros=2)
+    lines = {pattern: factor for kind in kinds for pattern, factor in MODELS[model][1][kind].items()}
+    plan = in_parts(plain, lines, (2,))
+    have = run(pool, plan, tmp_path, steps=3, compare_holders=False)
+    want = expected(plan, tmp_path, steps=3)
+    assert max(abs(a - b) for a, b in zip(want.losses, have.losses, strict=True)) < 1e-12
+    for one, other in ((want.grads, have.grads), *zip(want.after, have.after, strict=True)):
+        assert one.keys() == other.keys()
+        assert [x for x in one if not torch.allclose(one[x], other[x], rtol=0, atol=1e-12)] == []
+
+
 def apart(a: Run, b: Run) -> float:
     """The largest difference of a loss, and of a parameter after any step."""
     found = [abs(x - y) for x, y in zip(a.losses, b.losses, strict=True)]
@@ -112,8 +139,9 @@ def train(pool: Pool, plan: Plan, folder: Path, steps: int) -> dict[str, Tensor]
     return {**found.whole(), **averages}
 
 
-def test_any_plan_goes_on_with_what_a_group_began(pool: Pool, tmp_path: Path) -> None:
-    cut = plan_of(VOCABULARY, (2,), workers=1, micros=2)
+@pytest.mark.parametrize("begun", [(2,), (4,)], ids=["group 2", "group 4"])
+def test_any_plan_goes_on_with_what_a_group_began(begun: tuple[int, ...], pool: Pool, tmp_path: Path) -> None:
+    cut = plan_of(VOCABULARY, begun, workers=1, micros=2)
     others = {
         "group": cut,
         "one": in_parts(cut, {}, (1,)),

@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from planner.errors import BadInput
+from planner.errors import BadInput, Infeasible
 from planner.milp import (
     Effort,
     Question,
@@ -138,7 +138,7 @@ def calls(name: str) -> int:
 
 
 def interrupted_at(name: str, moment: int) -> Plan | None:
-    """Answers a question and presses Ctrl-C at a call of a function; None where nothing was found yet."""
+    """Answers a question and presses Ctrl-C at a call of a function; None where nothing was found."""
     left = [moment]
 
     def press(*_: object) -> None:
@@ -163,21 +163,39 @@ MOMENTS = {"free": 5, "two nodes": 2}
 
 
 @pytest.mark.parametrize("name", MOMENTS)
-def test_ctrl_c_at_any_moment_gives_a_plan_with_an_honest_gap_or_nothing_yet(name: str) -> None:
+def test_ctrl_c_at_any_moment_gives_a_plan_with_an_honest_gap(name: str) -> None:
     question, best = ASKED[name], found(name)[0]
     drawn = Random(f"{SEED} {name}")
-    met = 0
-    for _ in range(MOMENTS[name]):
-        plan = interrupted_at(name, drawn.randrange(1, calls(name)))
-        if plan is None:
-            continue
-        met += 1
-        assert plan.certificate is not None
+    for moment in (10, *(drawn.randrange(1, calls(name)) for _ in range(MOMENTS[name]))):
+        plan = interrupted_at(name, moment)
+        assert plan is not None and plan.certificate is not None
         assert plan.certificate.bound_ns <= best.prediction.step_ns <= plan.prediction.step_ns
         assert plan.certificate.objective_ns == plan.prediction.step_ns
         assert violations(plan, profile=question.profile, cluster=question.cluster) == []
-    assert met, "the drawn moments lie before the first plan"
-    assert interrupted_at(name, 10) is None
+
+
+def test_ctrl_c_before_the_first_answer_gives_a_plan_where_only_recomputing_fits() -> None:
+    """Nothing that is tried first fits."""
+    asked = replace(ASKED["tight"], fix={"pipeline": 4, "data": 1})
+    watch = SearchWatch()
+    with watch.stoppable():
+        signal.raise_signal(signal.SIGINT)
+        plan, search = solve_with_search(asked.instance(), Effort(watch=watch))
+    assert search.stopped and plan.certificate is not None and plan.certificate.searched is not None
+    assert plan.certificate.bound_ns <= solve(asked).prediction.step_ns <= plan.prediction.step_ns
+    assert violations(plan, profile=asked.profile, cluster=asked.cluster) == []
+
+
+def test_ctrl_c_ends_the_search_for_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def report(*_: object) -> str:
+        signal.raise_signal(signal.SIGINT)
+        raise AssertionError("it went on")
+
+    monkeypatch.setattr("planner.milp.infeasible.report", report)
+    asked = replace(ASKED["tight"], cluster=cluster(1, memory=1000))
+    watch = SearchWatch()
+    with watch.stoppable(), pytest.raises(Infeasible, match="stopped by Ctrl-C before it was known"):
+        solve(replace(asked, effort=Effort(watch=watch)))
 
 
 def test_the_second_ctrl_c_ends() -> None:

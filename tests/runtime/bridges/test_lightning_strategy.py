@@ -1,0 +1,114 @@
+"""A Strategy of Lightning on two ranks: losses, weights and what is logged are those of Lightning alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import shardwright as sw
+
+pl: Any = pytest.importorskip("lightning.pytorch")
+CLUSTER = Path(__file__).parents[3] / "plans" / "clusters" / "laptop.yaml"
+PINNED: dict[str, Any] = {"fix": {"pipeline": 2, "data": 1, "micro": 4}, "schedules": ["1f1b"]}
+pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's own
+
+
+class Net(pl.LightningModule):  # type: ignore[misc]
+    """A module as tutorials have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        inputs, targets = batch
+        outputs = self.body(inputs)
+        loss = nn.functional.cross_entropy(outputs, targets)
+        self.log("train_loss", loss)
+        self.log("accuracy", (outputs.argmax(1) == targets).float().mean())
+        return loss
+
+    def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        self.log("valid_loss", nn.functional.cross_entropy(self.body(batch[0]), batch[1]))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), lr=1e-2)
+
+
+class Seen(pl.Callback):  # type: ignore[misc]
+    """What a callback is told of."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.logged: list[float] = []
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, number: int) -> None:
+        self.losses.append(float(outputs["loss"]))
+        self.logged.append(float(trainer.callback_metrics["train_loss"]))
+
+
+def samples() -> TensorDataset:
+    torch.manual_seed(1)
+    return TensorDataset(torch.randn(80, 8), torch.randint(3, (80,)))
+
+
+def fitted(strategy: Any, folder: Path, net: Any = None, **more: Any) -> tuple[Any, Seen, Any]:
+    net, seen, data = net or Net(), Seen(), samples()
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=1,
+        strategy=strategy,
+        default_root_dir=folder,
+        **{"max_epochs": 1, "callbacks": [seen], **quiet, **more},
+    )
+    trainer.fit(net, DataLoader(data, batch_size=8), DataLoader(data, batch_size=8))
+    return net, seen, trainer
+
+
+def test_ten_steps_on_two_ranks_are_those_of_lightning_alone(tmp_path: Path) -> None:
+    alone, told, by_itself = fitted("auto", tmp_path / "a", gradient_clip_val=0.5)
+    strategy = sw.PlanStrategy(cluster=CLUSTER, folder=tmp_path / "run", **PINNED)
+    with pytest.warns(UserWarning, match="logs accuracy, which stays on the ranks"):
+        net, seen, trainer = fitted(strategy, tmp_path / "b", gradient_clip_val=0.5)
+    assert strategy.prepared is not None and len(strategy.prepared.plan.places) == 2
+    assert len(seen.losses) == 10 and seen.losses == pytest.approx(told.losses, rel=1e-6)
+    assert seen.logged == seen.losses
+    for name, value in net.state_dict().items():
+        torch.testing.assert_close(value, alone.state_dict()[name])
+    evaluated = float(trainer.callback_metrics["valid_loss"])
+    assert evaluated == pytest.approx(float(by_itself.callback_metrics["valid_loss"]), rel=1e-6)
+
+
+class Clipped(Net):
+    def on_after_backward(self) -> None:
+        """Would look at gradients."""
+
+
+class Counting(Net):
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        return super().training_step(batch, batch_idx) * (1 + self.global_step)
+
+
+@pytest.mark.parametrize(
+    ("net", "more", "said"),
+    [
+        (Net, {"accumulate_grad_batches": 2}, "accumulate_grad_batches is not the plan's to do"),
+        (Net, {"precision": "bf16-mixed"}, "precision bf16-mixed is not"),
+        (Net, {"limit_train_batches": 3}, "limit_train_batches is not"),
+        (Clipped, {}, "the module's on_after_backward is not"),
+        (Counting, {}, "asks the Trainer for global_step"),
+    ],
+)
+def test_what_ranks_do_not_do_is_refused_by_name(
+    net: type[Net], more: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    strategy = sw.PlanStrategy(cluster=CLUSTER, folder=tmp_path / "run", **PINNED)
+    with pytest.raises(sw.BadInput, match=said):
+        fitted(strategy, tmp_path, net=net(), num_sanity_val_steps=0, **more)
