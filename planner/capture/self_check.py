@@ -28,6 +28,7 @@ from planner.errors import BadInput
 from planner.workload import Workload, where_raised
 
 STEPS = 3
+FAST = 1e-3  # relative, of the loss by torch's fast path
 
 
 class _Unrun(Exception):
@@ -72,11 +73,11 @@ def check_training(
             with watched.as_it_was():
                 _train(watched, samples)
                 _refuse_left_to_evaluation(watched, example(watched.batch, samples, None))
+                return _other_in_fast_path(watched, example(watched.batch, samples, None))
     except _Unrun as error:
         if captured.graph.symbolic_batch and samples < SMALL:
             return check_training(captured, source, batch, loss, samples=SMALL)
         return f"the module was not run beside its captured graph: {error}"
-    return ""
 
 
 @dataclass
@@ -187,6 +188,33 @@ def _refuse_left_to_evaluation(watched: _Watched, given: Pair) -> None:
             where=crossing.line or watched.where,
             allowed=CARRIED,
         )
+
+
+def _other_in_fast_path(watched: _Watched, given: Pair) -> str:
+    """Returns a line where torch's fast path, which only an evaluation without gradients takes, gives another loss."""
+    if not any(isinstance(part, nn.TransformerEncoder) for part in watched.module.modules()):
+        return ""
+    watched.module.eval()
+    usual, found = torch.backends.mha.get_fastpath_enabled(), []
+    try:
+        for fast in (True, False):
+            torch.backends.mha.set_fastpath_enabled(fast)
+            inputs, targets = pytree.tree_map_only(Tensor, Tensor.clone, given)
+            torch.manual_seed(0)
+            with torch.no_grad():
+                made = watched.loss(call(watched.module, inputs), targets)
+            found.append(float(made[0] if isinstance(made, tuple) else made))  # type: ignore[arg-type]
+    except Exception:  # the user's module ran in evaluation mode: it may raise anything
+        return ""
+    finally:
+        torch.backends.mha.set_fastpath_enabled(usual)
+    if abs(found[0] - found[1]) <= FAST * abs(found[1]):
+        return ""
+    return (
+        f"module.eval() gives the loss {found[0]:.6g} by torch's fast path of nn.TransformerEncoder, which makes padded "
+        f"places zero, and {found[1]:.6g} without it. Evaluations here take no fast path. Give enable_nested_tensor=False "
+        "to nn.TransformerEncoder for the same numbers everywhere"
+    )
 
 
 def _own_step(watched: _Watched, given: Pair, step: int) -> list[Tensor]:

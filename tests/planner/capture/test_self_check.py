@@ -215,3 +215,26 @@ def test_a_live_model_is_told_so_in_evaluation_mode_with_its_own_samples() -> No
     captured = capture(module, given, F.mse_loss)
     alone = mixes_samples(captured, lambda: module, repeated(given), F.mse_loss, rows=16, training=False)
     assert alone == "" and module.training
+
+
+class Padded(nn.Module):
+    def __init__(self, nested: bool) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=nested)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.unsqueeze(1).expand(-1, 3, -1)
+        mask = torch.tensor([[False, False, True]]).expand(len(x), -1)
+        made: Tensor = self.encoder(rows, src_key_padding_mask=mask)
+        return made.mean(1)[:, :3]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_fast_path_that_gives_another_evaluation_is_told(nested: bool) -> None:
+    torch.manual_seed(0)
+    module = Padded(nested)
+    said = check_training(capture(module, batch, F.mse_loss), module, batch, F.mse_loss)
+    assert ("enable_nested_tensor=False" in said) == nested
+    assert torch.backends.mha.get_fastpath_enabled()
