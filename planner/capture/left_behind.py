@@ -45,14 +45,11 @@ class Reachable:
         self._tensors: dict[str, tuple[Tensor, int]] = {}  # with the number of times that each was written
         self._undo: list[Undo] = []
         self._met: dict[int, object] = {}  # kept alive, so that no other value gets the same number
-        self._open: list[tuple[str, object]] = [("loss", loss), ("", module)]
-        while self._open and len(self._met) < MOST:
-            self._visit(*self._open.pop())
-
-    def of_loss(self) -> list[str]:
-        """Returns the paths of parameters that train and that the loss alone holds."""
-        held = ((path, x) for path, (x, _) in self._tensors.items() if isinstance(x, nn.Parameter))
-        return [path for path, x in held if path.startswith("loss") and x.requires_grad]
+        self.of_loss: list[str] = []  # parameters that train and that the loss alone holds
+        for self._in_loss, first in ((False, ("", module)), (True, ("loss", loss))):
+            self._open: list[tuple[str, object]] = [first]
+            while self._open and len(self._met) < MOST:
+                self._visit(*self._open.pop())
 
     def undo(self) -> None:
         """Puts back what was reachable as it was, but for generators, which Python cannot wind back."""
@@ -105,6 +102,8 @@ class Reachable:
             self._object(path, value)
 
     def _tensor(self, path: str, tensor: Tensor) -> None:
+        if self._in_loss and isinstance(tensor, nn.Parameter) and tensor.requires_grad:
+            self.of_loss.append(path)
         self.words[path] = f"{str(tensor.dtype).removeprefix('torch.')} of {list(tensor.shape)}"
         if tensor.is_inference():  # nobody can write it
             return

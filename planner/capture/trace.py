@@ -130,7 +130,7 @@ def _trace(
     training: bool,
 ) -> tuple[Traced, _Attributes]:
     whole, kept, given = _Whole(module, loss), Reachable(module, loss), list[warnings.WarningMessage]()
-    _refuse_learning(kept.of_loss())
+    _refuse_learning(kept.of_loss)
     fixed: list[tuple[object, str]] = []
     try:
         with (

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 from torch import Tensor
 
-from planner.capture import Captured, capture, check_sizes, check_training, mixes_samples
+from planner.capture import Captured, capture, check_sizes, check_training
 from planner.errors import BadInput
 from planner.measure.passes import BackwardSplit, SpatialSplit
 from planner.measure.process.protocol import MeasureRequest
@@ -117,10 +117,7 @@ def bench_of(
             where=workload.where,
             allowed=serving(captured.graph),
         )
-    said = [check_training(captured, workload, samples=min(served))]
-    if workload.folder is None:  # of a live model it was said before its folder was written
-        loss = workload.functions["loss"]
-        said.append(mixes_samples(captured, workload.build, workload.batch, loss))
+    said = check_training(captured, workload, samples=min(served))
     way = Way(
         precision=precision, device=device, compiled=execution == "compiled", split=split, spatial=spatial
     )
@@ -131,7 +128,7 @@ def bench_of(
         execution=execution,
         way=way,
         grids=request.grids,
-        said="\n".join(filter(None, said)),
+        said=said,
     )
 
 

@@ -18,6 +18,7 @@ from planner.errors import BadInput, Unexpected
 from planner.measure.process.protocol import (
     MeasureRequest,
     Message,
+    Mixed,
     Optimized,
     Pending,
     RanBeside,
@@ -66,6 +67,7 @@ def serve(say: Callable[[Message], None]) -> None:
     assert isinstance(request, MeasureRequest)
     import torch
 
+    from planner.capture import mixes_samples
     from planner.cluster import OtherLoad
     from planner.measure.bench import bench_of, device_name, versions
     from planner.measure.optimizer import measured_optimizer
@@ -97,7 +99,10 @@ def serve(say: Callable[[Message], None]) -> None:
     if pending.optimizer:  # once more, apart in time
         say(Optimized(measured_optimizer(workload, graph, request.device, clock, visits)))
     say(RanBeside(others.share(time.process_time() - begun)))
-    say(read_samples(workload))  # last, since the user's dataset may end this process
+    say(read_samples(workload))  # after all rows, since the user's dataset may end this process
+    if workload.folder is None:  # of a live model it was said before its folder was written
+        loss = workload.functions["loss"]
+        say(Mixed(mixes_samples(bench.captured, workload.build, workload.batch, loss)))
 
 
 def read_samples(workload: Workload) -> SamplesRead:

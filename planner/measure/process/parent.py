@@ -24,6 +24,7 @@ from planner.measure.process.protocol import (
     MeasureProgress,
     MeasureRequest,
     Message,
+    Mixed,
     Optimized,
     Pending,
     RanBeside,
@@ -207,6 +208,9 @@ def _follow(
             measured.samples = message.cost
             if message.why:
                 report.say(message.why)
+        elif isinstance(message, Mixed):
+            if message.said:
+                report.say(message.said)
         elif isinstance(message, RanBeside):
             measured.others = max(measured.others, message.others)
         elif isinstance(message, MeasureProgress):

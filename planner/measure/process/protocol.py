@@ -41,7 +41,7 @@ class Ready:
     keys: tuple[CostKey, ...]  # of every row that there can be
     device: str
     versions: Mapping[str, str]
-    said: str = ""  # what the user is told of the module: that it was not run, or mixes samples
+    said: str = ""  # what the user is told of the module, such as that it was not run
     left_out: tuple[str, ...] = ()  # micro-batches that the model does not serve, in words
 
 
@@ -97,8 +97,15 @@ class SamplesRead:
 
 
 @dataclass(frozen=True, slots=True)
+class Mixed:
+    """Where the training depends on its micro-batches, in words; empty where nothing tells."""
+
+    said: str
+
+
+@dataclass(frozen=True, slots=True)
 class RanBeside:
-    """The last message: what ran beside the measuring."""
+    """What ran beside the measuring, once all rows are measured."""
 
     others: float  # share of the machine's processor time that other processes took
 
@@ -114,7 +121,7 @@ class Refused:
 
 
 RowEvent = Begun | MeasureProgress | Done | Failed
-Message = MeasureRequest | Ready | Pending | RowEvent | Optimized | SamplesRead | RanBeside | Refused
+Message = MeasureRequest | Ready | Pending | RowEvent | Optimized | SamplesRead | Mixed | RanBeside | Refused
 _KINDS: tuple[type[Message], ...] = (
     MeasureRequest,
     Ready,
@@ -125,6 +132,7 @@ _KINDS: tuple[type[Message], ...] = (
     Failed,
     Optimized,
     SamplesRead,
+    Mixed,
     RanBeside,
     Refused,
 )
