@@ -140,15 +140,19 @@ def stop(scene: Scene, rank: int) -> None:
 
 def stop_in_checkpoint(scene: Scene, rank: int) -> None:
     scene.gate.open()
-    until(lambda: list(scene.run.paths.checkpoints.glob("*.partial")), "a checkpoint is being written")
+    until(
+        lambda: list(scene.run.paths.checkpoints.glob("*.partial")),
+        "a checkpoint is being written",
+        run=scene.run,
+    )
     hurt(scene.cluster, scene.run, rank, signal.SIGSTOP)
 
 
 def stop_before_it_begins(scene: Scene) -> None:
     """The first rank of the second start, before it has met the others."""
     kill(scene, 1)
-    until(lambda: len(attempts(scene.run.paths)) > 1, "the second start")
-    until(lambda: rank_records.read(scene.run.paths, 0, 1) is not None, "its first rank")
+    until(lambda: len(attempts(scene.run.paths)) > 1, "the second start", run=scene.run)
+    until(lambda: rank_records.read(scene.run.paths, 0, 1) is not None, "its first rank", run=scene.run)
     hurt(scene.cluster, scene.run, 0, signal.SIGSTOP)
 
 
@@ -165,7 +169,7 @@ def kill_slurmd(scene: Scene, rank: int) -> None:
     number = scene.node(rank)
     for pid in processes(f"slurmd\0-D\0-N\0n{number}\0-f\0{scene.cluster.root}".encode()):
         os.kill(pid, signal.SIGKILL)
-    until(lambda: len(attempts(scene.run.paths)) > 1, "SLURM has started the job again")
+    until(lambda: len(attempts(scene.run.paths)) > 1, "SLURM has started the job again", run=scene.run)
     scene.gate.open()
     scene.ended()
     scene.cluster.start_slurmd(number)

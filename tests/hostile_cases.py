@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.fuzz import EVIL, Seeds
+from benchmarks.mutants import EVIL, Seeds
 from runtime import runfolder
 from runtime.checkpoint.integrity import settle
 from runtime.runfolder import Paths

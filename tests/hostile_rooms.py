@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.fuzz import EVIL, judged
+from benchmarks.mutants import EVIL, judged
 from tests.hostile_cases import DEEP, HUGE, Case, Data, Place, Words, refused
 
 MANY_TENSORS = 400_000

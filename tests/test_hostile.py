@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fuzz import EVIL, Seeds, fuzzed, judged, seeds
+from benchmarks.fuzz import fuzzed
+from benchmarks.mutants import EVIL, Seeds, judged, seeds
 from planner.files import parse_document
 from planner.profile import Profile
 from tests import hostile_cases as hostile

@@ -69,7 +69,7 @@ def work_of(profile: Profile, key: CostKey, micros: int = 1) -> GroupWork:
             where=profile.workload,
             allowed=f"{', '.join(map(str, known))}, or measure it: shardwright profile --micro {key.micro}",
         )
-    operations, size = operations_at(graph.operations, key.micro), activation_bytes(profile, key)
+    operations, size = operations_at(graph, key.micro), activation_bytes(profile, key)
     return GroupWork(
         operations=operations,
         trained=frozenset(f"state:{row.name}" for row in graph.trained),

@@ -19,6 +19,7 @@ from planner.layout import (
     LocalGraph,
     LocalOperation,
     Mesh,
+    as_captured,
     named_reads,
     share_of,
 )
@@ -91,14 +92,18 @@ def amount(operation: Operation, shapes: Mapping[str, tuple[int, ...]], element_
     made = sum(map(prod, operation.outputs))
     read = {argument: shapes.get(name, ()) for argument, name in named_reads(operation)}
     moved = element_bytes * (made + sum(map(prod, read.values())))
-    flops = 0.0
+    with as_captured(operation):
+        return _flops(kind, made, read) + _FLOPS_A_BYTE * moved
+
+
+def _flops(kind: str, made: int, read: Mapping[str, tuple[int, ...]]) -> float:
     if kind in _MATRICES:
-        flops = 2.0 * made * read[_MATRICES[kind]][-1]
-    elif kind == ATTENTION:
-        flops = 4.0 * made * read["key"][-2]
-    elif kind.startswith("aten.conv") and "weight" in read:
-        flops = 2.0 * made * prod(read["weight"][1:])
-    return flops + _FLOPS_A_BYTE * moved
+        return 2.0 * made * read[_MATRICES[kind]][-1]
+    if kind == ATTENTION:
+        return 4.0 * made * read["key"][-2]
+    if kind.startswith("aten.conv") and "weight" in read:
+        return 2.0 * made * prod(read["weight"][1:])
+    return 0.0
 
 
 def kept_of(operation: Operation, made: bool) -> tuple[tuple[str, ...], bool]:

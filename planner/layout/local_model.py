@@ -17,31 +17,50 @@ from planner.errors import BadInput
 from planner.layout.local_graph import LocalGraph
 from planner.layout.lying import GroupLayout, Mesh, positions
 from planner.layout.propagate import propagate
+from planner.layout.refusals import try_rules
 from planner.layout.wishes import Wish, depth, granted, of_path, unmet
 from planner.model import ModelGraph
-from planner.spatial import INPUT, NONE, OTHERWISE, Operation, from_text
+from planner.spatial import INPUT, NONE, OTHERWISE, Operation, operations_of
 
 STATE_PREFIX: Final = (
     "state:"  # before the name of a parameter or buffer, among the tensors of a `LocalGraph`
 )
 
 
-@lru_cache(maxsize=16)
-def operations_in(lines: tuple[str, ...]) -> tuple[Operation, ...]:
-    """Returns the operations of a model, given as text, for the micro-batch that was captured."""
-    return tuple(map(from_text, lines))
+class _Model(NamedTuple):
+    graph: ModelGraph
+
+    def __hash__(self) -> int:
+        return id(self.graph)  # quick; what is cached keeps the graph alive
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Model) and other.graph is self.graph
 
 
 @lru_cache(maxsize=16)
-def operations_at(lines: tuple[str, ...], micro: int) -> tuple[Operation, ...]:
+def _operations_in(of: _Model) -> tuple[Operation, ...]:
+    """Returns the operations of a model for the micro-batch that was captured."""
+    return operations_of(of.graph)
+
+
+def operations_at(model: ModelGraph, micro: int) -> tuple[Operation, ...]:
     """Returns the operations of a model for one micro-batch.
 
-    Args: `lines` are those of a `ModelGraph`, of the micro-batch that was captured.
-    Raises: BadInput where a size depends on the batch otherwise than as a multiple of it.
+    Args: `model` may come from any file.
+    Raises: BadInput where a size depends on the batch otherwise than as a multiple of it, and for operations that no
+        capture has written.
     """
-    found = operations_in(lines)
+    return _operations_at(_Model(model), micro)
+
+
+@lru_cache(maxsize=16)
+def _operations_at(of: _Model, micro: int) -> tuple[Operation, ...]:
+    found = _operations_in(of)
     captured = next((x.outputs[0][x.samples[0]] for x in found if x.operation == INPUT and _grows(x)), micro)
-    return found if micro == captured else tuple(_at(x, captured, micro) for x in found)
+    if micro != captured:
+        found = tuple(_at(x, captured, micro) for x in found)
+    try_rules(found)
+    return found
 
 
 def _grows(operation: Operation) -> bool:
@@ -90,22 +109,12 @@ def cut_of(
     return _cut_of(_Model(model), micro, mesh, tuple(wishes), key)
 
 
-class _Model(NamedTuple):
-    graph: ModelGraph
-
-    def __hash__(self) -> int:
-        return id(self.graph)  # quick; what is cached keeps the graph alive
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Model) and other.graph is self.graph
-
-
 @lru_cache(maxsize=64)
 def _cut_of(
     of: _Model, micro: int, mesh: Mesh, wishes: tuple[Wish, ...], stages: tuple[tuple[str, ...], ...]
 ) -> LocalGraph:
     model = of.graph
-    operations, stage_of = operations_at(model.operations, micro), _stages(stages)
+    operations, stage_of = operations_at(model, micro), _stages(stages)
     trained = {f"{STATE_PREFIX}{row.name}" for row in model.parameters if row.trainable}
     found = propagate(
         operations, mesh, granted(wishes, operations, stage_of), trained, _resolved(model, stage_of)
@@ -180,5 +189,5 @@ def refused_cut(
 
 def named_in(wish: Wish, model: ModelGraph, layers: Sequence[str]) -> bool:
     """Returns whether a wish is for some operation of the given layers of a model."""
-    own, every = set(layers), operations_in(model.operations)
+    own, every = set(layers), _operations_in(_Model(model))
     return any(x.layer in own and depth(of_path(x), wish.pattern) for x in every)

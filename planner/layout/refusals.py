@@ -1,11 +1,36 @@
-"""What cannot be done on parts of tensors, said with the operation, its module, and where the parts must end."""
+"""What cannot be done on parts of tensors, said with the operation, its module, and where the parts must end.
+
+Operations may come from a stranger's file. So each is tried once on the rules, before anything is reckoned with it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
+from planner.errors import BadInput
+from planner.layout.factor import Along, Side
 from planner.layout.families import FAMILIES
-from planner.spatial import AFTER, Call, NoRule, Operation
+from planner.layout.local_graph import named_reads
+from planner.layout.lying import DimCut
+from planner.layout.moves import MOVES, source_of
+from planner.spatial import (
+    AFTER,
+    AS_CAPTURED,
+    GETITEM,
+    INPUT,
+    STATE,
+    TARGET,
+    Call,
+    NoRule,
+    Operation,
+    Ref,
+    call_of,
+    whole,
+)
+
+Shape = tuple[int, ...]
 
 PARTS: Final = "parts of tensors"
 
@@ -37,3 +62,60 @@ def refuse_parts(operation: Operation, call: Call) -> None:
     if kind == "aten.scaled_dot_product_attention" and call.get("dropout_p", 0.0):
         why = "its kernel draws the dropout of attention inside"
         raise refused(operation, why, "a dropout of 0 in attention")
+
+
+@contextmanager
+def as_captured(operation: Operation) -> Iterator[None]:
+    """Reads an operation by a rule: what only a file can make go wrong is told as the file's.
+
+    Raises: BadInput where the arguments or shapes of the operation are none that torch would give it.
+    """
+    try:
+        yield
+    except BadInput:
+        raise
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, AssertionError) as error:
+        said = str(error) or type(error).__name__
+        what = f"'{operation.name:.80}' is no {operation.operation:.80} that there can be: {said:.80}"
+        raise BadInput(what, where="operations", allowed=AS_CAPTURED) from error
+
+
+def try_rules(operations: Sequence[Operation]) -> None:
+    """Asks the rules about every operation, and holds what they answer against the shapes of its tensors.
+
+    Args: `operations` agree with each other, and may come from any file.
+    Raises: BadInput for the first operation whose arguments or shapes are none that torch would give it.
+    """
+    shapes = {x.name: x.outputs for x in operations}
+    for operation in operations:
+        with as_captured(operation):
+            _try(operation, {name: shapes[name] for name in operation.reads()})
+
+
+def _try(operation: Operation, shapes: dict[str, tuple[Shape, ...]]) -> None:
+    kind = operation.operation
+    if kind in (INPUT, TARGET, STATE):
+        return
+    if kind == GETITEM:
+        source, index = operation.arguments["self"], operation.arguments["index"]
+        assert isinstance(source, Ref) and isinstance(index, int), "an entry of nothing"
+        assert (shapes[source.name][index],) == operation.outputs, f"entry {index} of another shape"
+        return
+    reads = {argument: shapes[name][0] for argument, name in named_reads(operation)}
+    call = call_of(operation, {name: whole(made[0]) for name, made in shapes.items()})
+    if kind in MOVES and source_of(call) in reads:
+        source_shape = reads[source_of(call)]
+        for dim, size in enumerate(source_shape):
+            moved = MOVES[kind](call, dim, DimCut((0,), (0, size)))
+            for shape, (at, cut) in zip(operation.outputs, moved or (), strict=moved is not None):
+                assert cut.size == shape[at], f"{size} rows become {shape[at]}"
+    for factor in FAMILIES[kind](call) if kind in FAMILIES else ():
+        for argument, shape in reads.items():
+            _hold(factor.size, factor.side(argument), shape)
+        for side, shape in zip(factor.outputs, operation.outputs, strict=True):
+            _hold(factor.size, side, shape)
+
+
+def _hold(size: int, side: Side, shape: Shape) -> None:
+    if isinstance(side, Along):
+        assert side.dim >= 0 and shape[side.dim] == size * side.unit, f"{size * side.unit} rows in {shape}"

@@ -21,6 +21,7 @@ from planner.spatial.layout import (
 )
 from planner.spatial.need import HERE, WAYS_OUT, Box, Need, Reach, Rows, laid, local_shape
 from planner.spatial.operation import (
+    AS_CAPTURED,
     GETITEM,
     INPUT,
     NONE,
@@ -31,6 +32,7 @@ from planner.spatial.operation import (
     Operation,
     Ref,
     from_text,
+    operations_of,
     to_text,
 )
 from planner.spatial.regrid import SPACE, Grid, Grids, Resplit
@@ -49,6 +51,7 @@ from planner.spatial.traffic import Cost, Price, Traffic, element_bytes, price
 
 __all__ = [
     "AFTER",
+    "AS_CAPTURED",
     "BINARY",
     "COUNTS",
     "CUBIC",
@@ -106,6 +109,7 @@ __all__ = [
     "local_shape",
     "middle_of",
     "neighbours",
+    "operations_of",
     "price",
     "rank_at",
     "slides",

@@ -6,13 +6,17 @@ An `Operation` is one operation of a captured model as integers: what it reads, 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Final
 
 from planner.errors import BadInput
+from planner.model import Buffer, ModelGraph, Parameter
 
 TENSOR = "tensor"  # key of a reference
+MOST = 2**44  # elements of one tensor
+AS_CAPTURED = "operations as a capture writes them: profile the model again"
 
 
 def to_text(operation: Operation) -> str:
@@ -48,9 +52,57 @@ def from_text(text: str) -> Operation:
         names = (facts[key] for key in ("name", "layer", "operation"))
         name, layer, operation = map(str, names)
         path = None if facts.get("path") is None else str(facts["path"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise BadInput(f"not an operation: {text:.80}", where="operations") from error
     return Operation(name, layer, operation, arguments, shapes, samples, path)
+
+
+def operations_of(graph: ModelGraph) -> tuple[Operation, ...]:
+    """Returns the operations that a model's lines hold, for the micro-batch that was captured.
+
+    Args: `graph` may come from any file.
+    Raises: BadInput where operations do not agree with each other, or with the tables of the model.
+    """
+    found = tuple(map(from_text, graph.operations))
+    wrong = next(_wrong(found, graph), "") if found else ""
+    if wrong:
+        raise BadInput(wrong, where="operations", allowed=AS_CAPTURED)
+    return found
+
+
+def _wrong(operations: Sequence[Operation], graph: ModelGraph) -> Iterator[str]:
+    """Yields what an operation has and no capture would write."""
+    holders: list[Parameter | Buffer] = [*graph.parameters, *graph.buffers]
+    states = {f"state:{row.name}": row.shape for row in holders}
+    made: set[str] = set()
+    for x in operations:
+        if x.name in made:
+            yield f"'{x.name}' is made twice"
+        if x.layer and x.layer not in graph.layer:
+            yield f"'{x.name}' belongs to a layer '{x.layer}' that there is not"
+        if lacking := [name for name in x.reads() if name not in made]:
+            yield f"'{x.name}' reads '{lacking[0]}', which nothing before it makes"
+        made.add(x.name)
+        if not x.outputs or any(min(shape, default=1) < 0 or prod(shape) > MOST for shape in x.outputs):
+            yield f"'{x.name}' has results of shapes {_briefly(x.outputs)}"
+        if x.samples and not _are_dims(x.samples, x.outputs):
+            yield f"'{x.name}' has its samples along {_briefly(x.samples)}"
+        if x.operation == INPUT and x.samples and x.samples[0] >= 0 and not x.outputs[0][x.samples[0]]:
+            yield f"'{x.name}' has no samples"
+        if x.operation == STATE and states.get(x.name, x.outputs[0]) != x.outputs[0]:
+            yield f"'{x.name}' has the shape {_briefly(x.outputs[0])} in one place and {states[x.name]} in another"
+    if lacking := [value.name for value in graph.values if value.name not in made]:
+        yield f"nothing makes the value '{lacking[0]}'"
+
+
+def _are_dims(samples: Sequence[int], shapes: Sequence[Sequence[int]]) -> bool:
+    return len(samples) == len(shapes) and all(
+        OTHERWISE <= dim < len(shape) for dim, shape in zip(samples, shapes, strict=True)
+    )
+
+
+def _briefly(value: object) -> str:
+    return f"{value!s:.80}"
 
 
 def _plain(value: Given) -> object:

@@ -56,10 +56,12 @@ def exchange(
     receives: Sequence[Pieces],
     rounds: int,
     group: dist.ProcessGroup,
+    moved: Callable[[], object],
 ) -> int:
     """Sends each node the pieces of the own part that it needs, and receives what this one needs; collective.
 
-    Args: `sends` are pieces of `part`, and `receives` pieces of `target`, both by node. `rounds` is the same on all.
+    Args: `sends` are pieces of `part`, and `receives` pieces of `target`, both by node. `rounds` is the same on all;
+        `moved` is called after each.
     Returns: the bytes that were received.
     """
     most = ROUND_BYTES // len(sends)
@@ -71,6 +73,7 @@ def exchange(
         _gather(part, _bytes(sent), sends, first, out)
         dist.all_to_all_single(got, sent, come, out, group=group)
         _scatter(target, _bytes(got), receives, first, come)
+        moved()
     return sum(spans.bytes for spans in receives)
 
 

@@ -25,9 +25,10 @@ from runtime.store.samples import restored
 from runtime.sums import Line
 
 PAUSE_S = 0.0005
-TIMEOUT_S = 120.0  # for the samples of other nodes
+TIMEOUT_S = 120.0  # without any sample of other nodes
 ENDED = 2**62  # in the place of a window
 READY = 0  # place in the head of the last window that has come; the ranks of the node follow
+MOVES = -1  # place in the head of a count that grows whenever samples of other nodes have come
 Beat = Callable[[bool], None]
 Tell = Callable[[dict[str, int]], None]
 
@@ -76,12 +77,23 @@ class Exchanges:
         while self._behind(number - 1):
             time.sleep(PAUSE_S)
         target = self._memory.window(number)
-        came = exchange(self._memory.part, target, routed.sends, routed.receives, routed.rounds, self._group)
+        came = exchange(
+            self._memory.part,
+            target,
+            routed.sends,
+            routed.receives,
+            routed.rounds,
+            self._group,
+            self._has_moved,
+        )
         self._counts.windows += 1
         self._counts.received_samples += routed.samples
         self._counts.received_bytes += came
         self._memory.head[READY] = number
         self._tell(asdict(self._counts))
+
+    def _has_moved(self) -> None:
+        self._memory.head[MOVES] += 1
 
     def _behind(self, window: int) -> bool:
         """Returns whether some rank of the node still reads the window whose place another would take."""
@@ -148,14 +160,19 @@ class Store(ByPosition):
         return self._data.finish(raw) if has_raw(self._data) else raw
 
     def _await(self, window: int) -> None:
-        until = time.monotonic() + TIMEOUT_S
+        """Waits for a window. A rank beats only while samples come, so that one that others wait for is told apart."""
+        seen, until = None, 0.0
         while self._memory.head[READY] < window:
             if self._memory.head[1 + self._number] == ENDED:
                 raise RuntimeError("the training has ended")
-            if get_worker_info() is None:  # a process that reads for this one has no pulse
-                self._beat(True)
-                if self._exchanges is not None:
-                    self._exchanges.check()
-            if time.monotonic() > until:
+            is_reader = get_worker_info() is not None  # of a rank, which has a pulse in its stead
+            if not is_reader and self._exchanges is not None:
+                self._exchanges.check()
+            moves, now = int(self._memory.head[MOVES]), time.monotonic()
+            if moves != seen:
+                seen, until = moves, now + TIMEOUT_S
+                if not is_reader:
+                    self._beat(True)
+            if now > until:
                 raise RuntimeError("Timed out waiting for the samples of other nodes")
             time.sleep(PAUSE_S)

@@ -15,7 +15,7 @@ from pathlib import Path
 from planner.plan import Plan
 from runtime.launch import Handle
 from runtime.launch.handle import launch_slurm
-from runtime.runfolder import Paths, steps_of
+from runtime.runfolder import Paths, outcome_of, steps_of
 from runtime.slurm import Options
 from runtime.slurm import rank_records as record
 from runtime.slurm.rank_records import RankRecord
@@ -58,21 +58,28 @@ def launch(
     return launch_slurm(plan, folder, steps=steps, options=chosen, **job)
 
 
-def until(what: Callable[[], object], name: str, timeout_s: float = PATIENCE_S) -> None:
+def until(
+    what: Callable[[], object], name: str, timeout_s: float = PATIENCE_S, run: Handle | None = None
+) -> None:
+    """Waits for something. Where a run is to do it, waits no longer than until the run has ended."""
     end = time.monotonic() + timeout_s
-    while not what():
+    while True:
+        over = outcome_of(run.paths) if run is not None else None
+        if what():
+            return
+        assert over is None, f"never: {name}, since the run has ended: {over}"
         assert time.monotonic() < end, f"never: {name}"
         time.sleep(0.05)
 
 
 def until_step(run: Handle, step: int) -> None:
-    until(lambda: max(steps_of(run.paths), default=0) >= step, f"step {step}")
+    until(lambda: max(steps_of(run.paths), default=0) >= step, f"step {step}", run=run)
 
 
 def until_stopping(run: Handle) -> None:
     """Every rank was told to stop, and knows after which step."""
     logs = [run.paths.log(rank) for rank in range(run.ranks)]
-    until(lambda: all("told to stop" in log.read_text() for log in logs), "all know where to stop")
+    until(lambda: all("told to stop" in log.read_text() for log in logs), "all know where to stop", run=run)
 
 
 def task(paths: Paths, rank: int) -> RankRecord:

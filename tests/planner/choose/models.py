@@ -20,7 +20,7 @@ FLOP_PER_S = 1e14
 
 def work_of_case(case: Case, micro: int = 4) -> GroupWork:
     captured = _captured(case, micro)
-    operations = operations_at(captured.graph.operations, micro)
+    operations = operations_at(captured.graph, micro)
     shapes = {x.name: x.outputs[0] for x in operations if x.outputs}
     ns = {x.name: amount(x, shapes, 4) / FLOP_PER_S * 3e9 for x in operations if x.layer}
     handed = {x.name for x in captured.graph.values if x.role == "hidden" and not x.consumers}
