@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -162,11 +163,30 @@ WORDS = (
 )
 
 
+def nudged_text(text: str, chance: random.Random) -> str:
+    """Returns a text of which some numbers and words are others, which readers accept more often than not.
+
+    Args: `chance` decides which.
+    """
+    for _ in range(chance.choice((1, 1, 2, 4))):
+        spots = list(re.finditer(r"\d+|[A-Za-z_]\w*", text))
+        at = chance.choice(spots)
+        given = (
+            chance.choice(("0", "1", "3", "1000000", "2147483648", "x"))
+            if at[0].isdigit()
+            else chance.choice(spots)[0]
+        )
+        text = text[: at.start()] + given + text[at.end() :]
+    return text
+
+
 def changed_text(text: str, chance: random.Random) -> str:
     """Returns a text with some of its words, lines or bytes changed.
 
     Args: `chance` decides which.
     """
+    if chance.random() < 0.4:
+        return nudged_text(text, chance)
     for _ in range(chance.choice((1, 1, 2, 3))):
         at = chance.randrange(len(text) + 1)
         end = min(len(text), at + chance.choice((0, 1, 1, 3, 20)))

@@ -170,13 +170,19 @@ def _capture(folder: Path) -> None:
     from torch import nn
 
     from planner.capture import LiveLoop
-    from runtime.data import live_workload
+    from planner.workload import load
+    from runtime.data import live_workload, raw_of
+    from runtime.dedup import save_index
+    from runtime.dedup.index import content_of, parts_of
 
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
     pair = torch.randn(6, 4), torch.randint(4, (6,))
     loop = LiveLoop(optimizer=torch.optim.AdamW(module.parameters(), lr=0.1))
     live_workload(module, pair, nn.functional.cross_entropy, None, loop, folder)
+    data = load(str(folder), {}).dataset()
+    contents = np.array([content_of(parts_of(raw_of(data, i))[0]) for i in range(len(data))])
+    save_index(folder.with_name("index.npy"), np.array([0, 2, 3, 4, 5]), contents)
 
 
 def _files(at: Trained, cluster: str = ONE_NODE) -> list[str]:

@@ -175,16 +175,12 @@ def some_weights(given: Seeds, folder: Path, chance: random.Random) -> list[str]
 def some_samples(given: Seeds, folder: Path, chance: random.Random) -> list[str]:
     """An index of the samples to train on, from `dedup`."""
     path = folder / "given.npy"
-    rows = np.array(
-        [(-1, 6), (0, 3), (2, 5), (3, 7), (4, 1), (5, 9)], np.dtype([("index", "<i8"), ("content", "<u8")])
-    )
-    for _ in range(chance.choice((0, 1, 3))):
-        rows[chance.randrange(len(rows))] = (
-            chance.choice((-5, -1, 0, 5, 6, 2**62)),
-            chance.choice((0, 5, 6, 2**63)),
-        )
-    np.save(path, rows[: chance.choice((len(rows), 0, 1, 4))])
-    if chance.random() < 0.5:
+    rows = np.load(trained().folder / "index.npy")
+    for _ in range(chance.choice((0, 0, 1, 3))):
+        numbers = chance.choice((-5, -1, 0, 5, 6, 2**62)), chance.choice((0, 5, 6, 2**63))
+        rows[chance.randrange(len(rows))] = numbers
+    np.save(path, rows[: chance.choice((len(rows), len(rows), 0, 1, 4))])
+    if chance.random() < 0.4:
         raw = changed_text(path.read_bytes().decode("latin1"), chance)
         path.write_bytes(raw.encode("latin1", "replace"))
     return _launched(trained().plan("plain"), folder, f"--samples={path}")
@@ -230,9 +226,7 @@ def some_settings(given: Seeds, folder: Path, chance: random.Random) -> list[str
     out = ["--device=roofline:H100-80GB", "--micro=2", f"--output={folder / 'out'}", "--force"]
     if chance.random() < 0.5:
         path = folder / "settings.yaml"
-        path.write_text(
-            as_text(changed({"layers": 2, "width": 8, "leaves": 1, "pace_s": 0.5}, chance), chance)
-        )
+        path.write_text(as_text(changed({"layers": 2, "width": 8, "classes": 3}, chance), chance))
         return ["profile", "mlp", f"--config={path}", *out]
     path = folder / f"work{chance.randrange(10**9)}.py"
     path.write_text(changed_text(CONV, chance), errors="surrogatepass")

@@ -31,7 +31,7 @@ from planner.spatial import (
     Given,
     Operation,
     Ref,
-    from_text,
+    read_operations,
     to_text,
 )
 
@@ -72,8 +72,9 @@ def with_names(model: ModelGraph, layout: Slicing) -> ModelGraph:
 
     Args: `model` has them as they were captured, with the modules that they are written in.
     Returns: a model without operations where the two do not match.
+    Raises: BadInput where its operations do not agree with each other.
     """
-    before = tuple(map(from_text, model.operations))
+    before = read_operations(model)
     after = operations_of(layout) if before else ()
     if [x.operation for x in before] != [x.operation for x in after]:
         return replace(model, operations=())

@@ -122,7 +122,7 @@ def load_masks(path: Path) -> Masks:
 def _told_elements(told: Mapping[str, str], path: Path) -> dict[str, int]:
     try:
         return {str(name): int(count) for name, count in json.loads(told.get(_ELEMENTS, "{}")).items()}
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise BadInput(f"its sizes of parameters cannot be read: {error}", where=str(path)) from None
 
 

@@ -20,7 +20,7 @@ from planner.layout.propagate import propagate
 from planner.layout.refusals import try_rules
 from planner.layout.wishes import Wish, depth, granted, of_path, unmet
 from planner.model import ModelGraph
-from planner.spatial import INPUT, NONE, OTHERWISE, Operation, operations_of
+from planner.spatial import INPUT, NONE, OTHERWISE, Operation, read_operations
 
 STATE_PREFIX: Final = (
     "state:"  # before the name of a parameter or buffer, among the tensors of a `LocalGraph`
@@ -40,7 +40,7 @@ class _Model(NamedTuple):
 @lru_cache(maxsize=16)
 def _operations_in(of: _Model) -> tuple[Operation, ...]:
     """Returns the operations of a model for the micro-batch that was captured."""
-    return operations_of(of.graph)
+    return read_operations(of.graph)
 
 
 def operations_at(model: ModelGraph, micro: int) -> tuple[Operation, ...]:

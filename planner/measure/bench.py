@@ -40,8 +40,18 @@ class Bench:
         """Returns the tensors of one micro-batch by the names of their Values.
 
         Args: `micro` is the number of samples.
+        Raises: BadInput where they are not as large as the model was captured with.
         """
-        return self.captured.batch_values(*self.batch_of(micro))
+        found = self.captured.batch_values(*self.batch_of(micro))
+        for name, tensor in found.items():
+            size = self.captured.graph.value[name].bytes(micro)
+            if tensor.nbytes != size:
+                raise BadInput(
+                    f"'{name}' has {tensor.nbytes} bytes for {micro} samples",
+                    where="the batch",
+                    allowed=f"{size} bytes, as the model was captured with: capture it again",
+                )
+        return found
 
     def situations(self, micro: int) -> list[Situation]:
         """Returns the distinct layers on whole samples, then on shards for each grid where layers can be cut.

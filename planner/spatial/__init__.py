@@ -32,7 +32,7 @@ from planner.spatial.operation import (
     Operation,
     Ref,
     from_text,
-    operations_of,
+    read_operations,
     to_text,
 )
 from planner.spatial.regrid import SPACE, Grid, Grids, Resplit
@@ -109,9 +109,9 @@ __all__ = [
     "local_shape",
     "middle_of",
     "neighbours",
-    "operations_of",
     "price",
     "rank_at",
+    "read_operations",
     "slides",
     "take",
     "to_text",

@@ -57,7 +57,7 @@ def from_text(text: str) -> Operation:
     return Operation(name, layer, operation, arguments, shapes, samples, path)
 
 
-def operations_of(graph: ModelGraph) -> tuple[Operation, ...]:
+def read_operations(graph: ModelGraph) -> tuple[Operation, ...]:
     """Returns the operations that a model's lines hold, for the micro-batch that was captured.
 
     Args: `graph` may come from any file.

@@ -17,7 +17,7 @@ from typing import Final
 from planner.errors import BadInput
 from planner.model import ModelGraph
 from planner.spatial.layout import Layout, check_grid, middle_of, shard_elements
-from planner.spatial.operation import INPUT, Ref, operations_of
+from planner.spatial.operation import INPUT, Ref, read_operations
 from planner.spatial.regrid import Grid, Resplit
 from planner.spatial.rows_needed import Fetch, sent_elements
 from planner.spatial.segment import Placed, Segment, cut_model, slides
@@ -93,7 +93,7 @@ def price(
     Args: as those of `cut_model`; the model's operations come with its graph.
     Raises: NoRule where an operation cannot be done on shards; BadInput where the grid does not fit.
     """
-    operations = operations_of(graph)
+    operations = read_operations(graph)
     given = [x for x in operations if x.operation == INPUT]
     if not given or not slides(graph):
         raise BadInput("nothing in the model slides over space", where="spatial", allowed="1")

@@ -84,7 +84,9 @@ def _rows(path: Path) -> NDArray[Any]:
         with open_regular(path) as file:
             _check_first_row(file, path)
             rows = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError, MemoryError) as error:
+    except BadInput:
+        raise
+    except Exception as error:  # numpy names no class for what it refuses
         raise BadInput(f"cannot be read: {error}", where=str(path), allowed="what dedup wrote") from None
     sound = isinstance(rows, np.ndarray) and rows.dtype == ROW and rows.ndim == 1 and len(rows) > 1
     kept = rows["index"][1:] if sound else np.zeros(0, np.int64)

@@ -115,19 +115,26 @@ class Interpreter:
         """
         add, beat = self._tracer.add, self._pulse.beat
         waited = 0
-        for call, code in self.calls:
-            if code == SILENT:
+        try:
+            for call, code in self.calls:
+                if code == SILENT:
+                    call()
+                    continue
+                beat(code == WAITS)
+                start = clock_ns()
                 call()
-                continue
-            beat(code == WAITS)
-            start = clock_ns()
-            call()
-            end = clock_ns()
-            if code == WAITS:
-                waited += end - start
-            else:
-                add(step, code, start, end, waited)
-                waited = 0
+                end = clock_ns()
+                if code == WAITS:
+                    waited += end - start
+                else:
+                    add(step, code, start, end, waited)
+                    waited = 0
+        except IndexError as error:  # of a kernel: a class or a word of a sample that the model does not have
+            raise BadInput(
+                f"a sample has an index that the model does not have: {error}",
+                where=f"step {step}",
+                allowed="labels and words below the sizes of the model, and ignore_index",
+            ) from error
         mail = self._hands.mail
         assert not mail, f"messages nobody took: {sorted(map(str, mail))}"
 

@@ -129,12 +129,29 @@ def _library(name: str) -> Any:
         raise BadInput(f"{name} is not installed", where="volumes", allowed=EXTRA) from error
 
 
+def _mapped(path: Path) -> Numbers:
+    """Returns the array of a .npy file where it lies.
+
+    Raises: BadInput where the file holds no array, or less of it than its head says.
+    """
+    try:
+        found = np.load(path, mmap_mode="r", allow_pickle=False)
+    except OSError:
+        raise
+    except Exception as error:  # numpy names no class for what it refuses
+        what = f"cannot be read: {error}"
+        raise BadInput(what, where=str(path), allowed="one array, as numpy.save writes it") from error
+    if not isinstance(found, np.memmap):
+        raise BadInput("is an archive", where=str(path), allowed="one array, as numpy.save writes it")
+    return found
+
+
 class NpyVolume:
     """One array in a .npy file; written by plain writes, so that a full disk is an error and no signal."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._numbers = np.load(path, mmap_mode="r", allow_pickle=False)
+        self._numbers = _mapped(path)
         self.shape, self.dtype = tuple(self._numbers.shape), self._numbers.dtype
         self.chunks = (1,) * len(self.shape)
 

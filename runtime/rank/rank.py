@@ -201,6 +201,7 @@ class Rank:
             for piece in pieces
         }
         load_state(optimizers, parts, SavedState(states, checkpoint.settings))
+        self.updater.given = dict.fromkeys(optimizers, str(checkpoint.folder))
 
     def _saved(self, checkpoint: Checkpoint, names: Sequence[str]) -> dict[str, dict[str, Tensor]]:
         """Returns the saved state of parameters, of the entries or the parts that are kept here."""

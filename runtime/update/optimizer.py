@@ -68,6 +68,7 @@ class Updater:
         self._prepared = self._skipped = False
         self.norm: float | None = None  # of the last step, where it was needed
         self._rates: dict[Bucket, float] = {}  # of each bucket's last update
+        self.given: dict[Bucket, str] = {}  # whence a bucket has its state, until its first update
         self.before: Callable[[], None] = lambda: None  # waits until parameters and their state may change
 
     @property
@@ -135,7 +136,7 @@ class Updater:
         if optimizer is not None:
             self._rates[flat.bucket] = _rate(optimizer)
         if optimizer is not None and not self._skipped:
-            optimizer.step()
+            self._apply(optimizer, flat.bucket)
         if not self._skipped:
             self._sync.hand_round(flat)
             flat.publish()
@@ -143,6 +144,23 @@ class Updater:
             self.averages.update(flat)
         self._advance(flat.bucket, 1, quietly=self._skipped)
         self._sync.updated(flat)
+
+    def _apply(self, optimizer: torch.optim.Optimizer, bucket: Bucket) -> None:
+        """Updates a bucket; the first update shows whether the optimizer can use the state that it was given.
+
+        Raises: BadInput where it cannot.
+        """
+        given = self.given.pop(bucket, "")
+        try:
+            optimizer.step()
+        except (LookupError, RuntimeError, TypeError, ValueError, AttributeError) as error:
+            if not given:
+                raise
+            raise BadInput(
+                f"the optimizer cannot go on from its state there: {type(error).__name__}: {error}",
+                where=given,
+                allowed="a checkpoint of a training with this optimizer, or weights alone",
+            ) from error
 
     def _prepare(self) -> None:
         """Works out what needs the whole step: the number of what the loss is a mean of, and the norm.
