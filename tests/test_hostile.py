@@ -20,6 +20,7 @@ from planner.files import parse_document
 from planner.profile import Profile
 from tests import hostile_cases as hostile
 from tests import hostile_rooms as rooms
+from tests import hostile_trained as trained
 from tests.draws import SEED
 from tests.planner import plan_examples
 
@@ -82,7 +83,11 @@ def test_the_table_holds_what_it_should(right: Seeds) -> None:
 
 def _table(right: Seeds) -> list[hostile.Case]:
     data = {kind: parse_document((right.folder / f"{kind}.yaml").read_text(), name=kind) for kind in KINDS}
-    return [*hostile.cases(data), *list(rooms.cases())[SEED % ROOMS_SHARE :: ROOMS_SHARE]]
+    return [*hostile.cases(data), *_share(rooms.cases()), *_share(trained.cases())]
+
+
+def _share(cases: Iterator[hostile.Case]) -> list[hostile.Case]:
+    return list(cases)[SEED % ROOMS_SHARE :: ROOMS_SHARE]
 
 
 GROUPS = 24
@@ -124,3 +129,19 @@ def test_a_fault_is_seen(place: hostile.Place, monkeypatch: pytest.MonkeyPatch) 
     assert judged(["show", str(file)]).fault == "prints characters that steer a terminal"
     monkeypatch.setattr("planner.cluster.load", lambda path: 1 // 0)
     assert "ZeroDivisionError" in judged(["show", str(file)]).fault
+
+
+def test_labels_that_a_model_does_not_have_are_told_with_their_step(place: hostile.Place) -> None:
+    words = trained.labelled(place, 7)
+    found = judged(words)
+    assert found.status == 2
+    assert (
+        "step 1: a sample has an index that the model does not have: Target 7 is out of bounds"
+        in found.output
+    )
+
+
+def test_state_that_an_optimizer_cannot_use_is_told_with_its_checkpoint(place: hostile.Place) -> None:
+    found = judged(trained.without_state(place, "exp_avg_sq"))
+    assert (found.status, found.fault) == (2, "")
+    assert "the optimizer cannot go on from its state there: KeyError: 'exp_avg_sq'" in found.output

@@ -21,6 +21,7 @@ from planner.milp import Question, solve
 from planner.plan import Plan
 from planner.profile import Profile, save
 from planner.simulate import simulate_plan
+from runtime.checkpoint.integrity import INDEX, OF_PIECES, settle
 from runtime.runfolder import Attempt, Job, Outcome, Paths, note_attempt, tell
 
 ONE_NODE = "plans/clusters/one-node.yaml"
@@ -145,7 +146,8 @@ def trained() -> Trained:
     for name in PLANS:
         _plan(made, name)
     _train(made, "kept", "pruned", "--steps=1", f"--kept={folder / 'kept.safetensors'}")
-    _train(made, "shard", "shared", "--steps=1", where="--local")
+    shutil.copytree(folder / "run", folder / "shared")
+    _split(max((folder / "shared" / "checkpoints").glob("step-*")))
     jobs = f"--output={folder / 'jobs'}"
     _do("plan", *_files(made), "--batch=4", "--schedule=1f1b", "--devices=1,2", jobs)
     torch.manual_seed(0)
@@ -195,8 +197,32 @@ def _plan(at: Trained, name: str) -> None:
     _do("plan", *_files(at, cluster), "--batch=4", *words, f"--output={at.plan(name)}", "--force")
 
 
-def _train(at: Trained, name: str, run: str, *more: str, where: str = "--inline") -> None:
-    _do("launch", str(at.plan(name)), where, "--wait", "--trust", f"--run={at.folder / run}", *more)
+def _train(at: Trained, name: str, run: str, *more: str) -> None:
+    _do("launch", str(at.plan(name)), "--inline", "--trust", f"--run={at.folder / run}", *more)
+
+
+def _split(checkpoint: Path) -> None:
+    """Splits the tensors of a checkpoint between two parts, as ranks that share parameters write them."""
+    from safetensors.torch import load_file, save_file
+
+    index = json.loads((checkpoint / INDEX).read_text())
+    parts = ["part-00000.safetensors", "part-00001.safetensors"]
+    whole = load_file(checkpoint / parts[0])
+    pieces = {name: x for name, x in whole.items() if x.numel() > 1}
+    rows: dict[str, dict[str, list[int]]] = {name: {} for name in pieces}
+    for number, part in enumerate(parts):
+        tensors = {name: x for name, x in whole.items() if name not in pieces and not number}
+        for name, x in pieces.items():
+            start, stop = x.numel() // 2 * number, x.numel() if number else x.numel() // 2
+            tensors[name] = x.reshape(-1)[start:stop].clone()
+            rows[name][part] = [start, stop]
+        save_file(tensors, checkpoint / part)
+        index["sums"][part] = settle(checkpoint / part)
+    index["files"] = {name: part for name, part in index["files"].items() if name not in pieces}
+    index["pieces"] = {name: {"shape": list(pieces[name].shape), "parts": row} for name, row in rows.items()}
+    index["version"] = OF_PIECES
+    (checkpoint / INDEX).write_text(json.dumps(index))
+    (checkpoint / "index.sum").write_text(settle(checkpoint / INDEX))
 
 
 def _do(*words: str) -> None:

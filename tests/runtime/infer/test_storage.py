@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -82,3 +83,20 @@ def test_a_disk_with_too_little_room_is_an_error_before_anything_is_computed(tmp
     with pytest.raises(BadInput, match="cannot be written"):
         created(tmp_path / "huge.npy", (2**20, 2**20, 2**12), np.dtype("f8"), (1, 1, 1))
     assert not (tmp_path / "huge.npy").exists()
+
+
+@pytest.mark.parametrize("spoil", [lambda raw: raw[:-8], lambda raw: raw.replace(b"(4, 4)", b"(4,\n((")])
+def test_an_npy_file_with_less_than_its_head_says_or_no_head_is_one_message(
+    spoil: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
+    np.save(tmp_path / "torn.npy", np.ones((4, 4)))
+    (tmp_path / "torn.npy").write_bytes(spoil((tmp_path / "torn.npy").read_bytes()))
+    with pytest.raises(BadInput, match=r"torn\.npy.*cannot be read"):
+        opened(str(tmp_path / "torn.npy"))
+
+
+def test_an_archive_under_the_name_of_an_array_is_one_message(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", np.ones(3))
+    (tmp_path / "x.npz").rename(tmp_path / "x.npy")
+    with pytest.raises(BadInput, match=r"x\.npy"):
+        opened(str(tmp_path / "x.npy"))

@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from runtime.runfolder import losses_of
 from runtime.store import StoreCounts, opening
 from runtime.store.memory import Growing
 from runtime.store.samples import read_raw
-from runtime.store.store import Exchanges
+from runtime.store.store import MOVES, READY, Exchanges, Store
 from runtime.train import Model, job_of, prepare
 from runtime.world import alone
 from tests.captures import captured_of
@@ -219,3 +220,39 @@ def test_a_window_waits_until_no_rank_reads_what_lies_in_its_place(
     memory.head[1:3] = progress
     exchanges = Exchanges(None, memory, None, 2, StoreCounts(), print)  # type: ignore[arg-type]
     assert exchanges._behind(1) is behind and not exchanges._behind(0)
+
+
+NOWHERE = SimpleNamespace(routes=SimpleNamespace(readers=[SimpleNamespace(region="")]))
+
+
+def test_a_rank_that_waits_beats_only_while_samples_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = Growing().whole(0, 0)
+    beats: list[bool] = []
+    moves = [0, 0, 0, 1, 1, 2, 2, 2]
+
+    def look(_: float) -> None:
+        if not moves:
+            memory.head[READY] = 1
+            return
+        memory.head[MOVES] = moves.pop(0)
+
+    look(0)
+    monkeypatch.setattr("runtime.store.store.time.sleep", look)
+    waits = Store(None, NOWHERE, memory, 0, None, beats.append, 0)  # type: ignore[arg-type]
+    waits._await(1)
+    assert beats == [True] * 3
+
+
+def test_samples_that_come_at_last_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, now = Growing().whole(0, 0), [0.0]
+
+    def look(_: float) -> None:
+        now[0] += 100.0
+        memory.head[MOVES] += now[0] < 1000.0
+
+    monkeypatch.setattr("runtime.store.store.time.sleep", look)
+    monkeypatch.setattr("runtime.store.store.time.monotonic", lambda: now[0])
+    waits = Store(None, NOWHERE, memory, 0, None, lambda _: None, 0)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="Timed out waiting"):
+        waits._await(1)
+    assert now[0] > 1000.0
