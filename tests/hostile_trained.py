@@ -107,6 +107,10 @@ def layouts() -> Iterator[Case]:
                 return [w[0], plan, f"--layouts={given}" if w[0] == "show" else f"--profile={given}"]
 
             yield Case(f"operations {name}: {words[0]}", make, own=("cuts",))
+    for group in ("1000000000", "0", HUGE):
+        words = ["layouts", f"--group={group}", ONE]
+        yield refused(f"a group of {group}", lambda at, w=words: [*w, str(trained().folder / "costs.yaml")])
+        yield refused(f"a pinned group of {group}", lambda at, g=group: _planned(at, ONE, f"--fix=group={g}"))
     for mesh in ("1000000000x1", "0x2", "2x", "x" * 5000, f"2x{HUGE}", EVIL, "-1x-2"):
         words = ["layouts", f"--mesh={mesh}", "--group=2", ONE]
         yield refused(
@@ -267,9 +271,9 @@ LOGS: Mapping[str, str | bytes] = {
     "a job of 10^18 processors": f"; MaxProcs: 8\n1 0 0 100 {10**18} -1 -1 {10**18} -1 -1 1 1 1 1 1 1 -1 -1\n",
     "numbers of a megabyte": f"; MaxProcs: {'9' * 10**6}\n",
     "a line of 16 MiB": "seconds,node,idle\n0," + "a" * 2**24 + ",1\n",
-    "a million nodes": "seconds,node,idle\n" + "".join(f"0,n{n},1\n" for n in range(1_000_000)),
-    "half a million events": "seconds,node,idle\n"
-    + "".join(f"{n},n{n % 7},{n % 2}\n" for n in range(500_000)),
+    "a hundred thousand nodes": "seconds,node,idle\n" + "".join(f"0,n{n},1\n" for n in range(DEEP)),
+    "five thousand events": "seconds,node,idle\n"
+    + "".join(f"{n},n{n % 7},{n % 2}\n" for n in range(5_000)),
     "zeros": bytes(2**20),
     "no text": b"\xff\xfe\0" * 999,
     "nothing": "",
@@ -327,7 +331,7 @@ def logs() -> Iterator[Case]:
 # Folders of inferences
 
 INFER: Mapping[str, Data] = {
-    "10^12 tasks": {"chunk": [1, 1, 1]},
+    "other chunks": {"chunk": [9, 8, 1]},
     "chunks of nothing": {"chunk": [0, 0, 0]},
     "chunks below zero": {"chunk": [-4, 8, 8]},
     "chunks of 10^30": {"chunk": [int(HUGE)] * 3},

@@ -63,11 +63,12 @@ def read_bytes(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
     Raises: BadInput where the file cannot be read, is no regular file, or is larger than `max_bytes`.
     """
     try:
-        with open_regular(path) as file:
-            raw = file.read(max_bytes + 1)
+        with open_regular(path) as file:  # what is too large is not read first
+            large = os.fstat(file.fileno()).st_size > max_bytes
+            raw = b"" if large else file.read(max_bytes + 1)
     except OSError as error:
         raise BadInput(f"cannot read: {error.strerror or error}", where=str(path)) from None
-    if len(raw) > max_bytes:
+    if large or len(raw) > max_bytes:
         raise BadInput("the file is too large", where=str(path), allowed=f"at most {max_bytes} bytes")
     return raw
 

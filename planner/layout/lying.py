@@ -165,8 +165,7 @@ def everywhere(shape: Sequence[int]) -> GroupLayout:
 
 def parted(size: int, parts: int) -> tuple[int, ...] | None:
     """Returns the points that cut a dimension into parts as equal as can be; None where one would be empty."""
-    points = tuple(size * i // parts for i in range(parts + 1))
-    return points if all(a < b for a, b in itertools.pairwise(points)) else None
+    return tuple(size * i // parts for i in range(parts + 1)) if 0 < parts <= size else None
 
 
 def positions(mesh: Mesh) -> list[tuple[int, ...]]:

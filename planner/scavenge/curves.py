@@ -20,6 +20,7 @@ from planner import plan as plans
 from planner.arrays import NS_PER_S, FloatArray, IntArray
 from planner.errors import BadInput
 from planner.plan import Plan
+from planner.scavenge.logs import MOST_NODES
 
 UP_S, DOWN_S = 18.0, 12.0  # published: 17.0 to 18.7 s to grow, 11.0 to 12.6 s to shrink
 TABLE = "curve.csv"
@@ -152,7 +153,10 @@ def _curve(folder: Path) -> Curve:
 
 def _table(path: Path) -> Curve:
     rates = dict[int, float]()
-    rows = list(csv.reader(files.read_text(path).splitlines()))
+    try:
+        rows = list(csv.reader(files.read_text(path).splitlines()))
+    except csv.Error as error:
+        raise BadInput(f"is no table: {error}", where=str(path), allowed=",".join(_HEADS)) from None
     if not rows or [cell.strip() for cell in rows[0]] != _HEADS:
         raise BadInput("has no heads", where=f"{path}:1", allowed=",".join(_HEADS))
     for line, row in enumerate(rows[1:], 2):
@@ -160,11 +164,11 @@ def _table(path: Path) -> Curve:
             nodes, rate = int(row[0]), float(row[1])
         except (ValueError, IndexError):
             nodes, rate = 0, 0.0
-        if nodes < 1 or not 0 < rate < float("inf") or nodes in rates:
+        if not 1 <= nodes <= MOST_NODES or not 0 < rate < float("inf") or nodes in rates:
             raise BadInput(
-                f"'{','.join(row)}' is no row of a curve",
+                f"'{','.join(row):.80}' is no row of a curve",
                 where=f"{path}:{line}",
-                allowed="a new number of nodes and a rate above 0",
+                allowed=f"a new number of nodes, at most {MOST_NODES}, and a rate above 0",
             )
         rates[nodes] = rate
     if not rates:

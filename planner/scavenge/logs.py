@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 from planner import files
 from planner.errors import BadInput
 
-MOST_BYTES = 2**30
+MOST_BYTES = 2**27
 MOST_NODES = 2**17
 _SWF_COLUMNS = 18
 _LIST = re.compile(r"([^\[,]+)(?:\[([\d,-]+)\])?([^\[,]*)(?:,|$)")
@@ -202,11 +202,15 @@ def hosts(text: str, where: str) -> list[str]:
     return found
 
 
+def _head(text: str) -> int:
+    """Returns the number of a head of SWF, 0 where it has none."""
+    return int(text) if re.fullmatch("[0-9]{1,18}", text) else 0
+
+
 def _from_swf(lines: Sequence[str], name: str, processors: int) -> IdleLog:
     heads = {k.strip(): v.strip() for k, _, v in (x[1:].partition(":") for x in lines if x.startswith(";"))}
     jobs = sorted(_swf_jobs(lines, name, processors))
-    said = int(heads.get("MaxNodes", "") or 0) if heads.get("MaxNodes", "0").isdigit() else 0
-    procs = int(heads["MaxProcs"]) if heads.get("MaxProcs", "").isdigit() else 0
+    said, procs = (_head(heads.get(key, "")) for key in ("MaxNodes", "MaxProcs"))
     count = -(-procs // processors) if procs else said or max((nodes for _, _, nodes in jobs), default=0)
     if not jobs or count > MOST_NODES:
         raise BadInput("has no job, or too many nodes", where=name, allowed=f"up to {MOST_NODES} nodes")

@@ -129,7 +129,7 @@ def _library(name: str) -> Any:
         raise BadInput(f"{name} is not installed", where="volumes", allowed=EXTRA) from error
 
 
-def _mapped(path: Path) -> Numbers:
+def _mapped(path: Path) -> np.memmap[Any, np.dtype[Any]]:
     """Returns the array of a .npy file where it lies.
 
     Raises: BadInput where the file holds no array, or less of it than its head says.
