@@ -16,7 +16,7 @@ from planner.profile.yaml import loads
 
 def a_plan(given: Seeds, folder: Path, chance: random.Random) -> list[str]:
     path = folder / "plan.yaml"
-    path.writeas_text(as_text(changed(loaded(given.folder / "plan.yaml"), chance), chance))
+    path.write_text(as_text(changed(loaded(given.folder / "plan.yaml"), chance), chance))
     others = [f"--profile={given.folder / 'profile.yaml'}", f"--cluster={given.folder / 'cluster.yaml'}"]
     return chance.choice(
         [
@@ -37,14 +37,14 @@ def a_plan(given: Seeds, folder: Path, chance: random.Random) -> list[str]:
 
 def a_cluster(given: Seeds, folder: Path, chance: random.Random) -> list[str]:
     path = folder / "cluster.yaml"
-    path.writeas_text(as_text(changed(loaded(given.folder / "cluster.yaml"), chance), chance))
+    path.write_text(as_text(changed(loaded(given.folder / "cluster.yaml"), chance), chance))
     verify = ["verify", str(given.folder / "plan.yaml"), f"--cluster={path}"]
     return chance.choice([["show", str(path)], verify, verify, _plan(given, folder, "cluster", path)])
 
 
 def a_profile(given: Seeds, folder: Path, chance: random.Random) -> list[str]:
     path = folder / "profile.yaml"
-    path.writeas_text(_known(as_text(changed(loaded(given.folder / "profile.yaml"), chance), chance)))
+    path.write_text(_known(as_text(changed(loaded(given.folder / "profile.yaml"), chance), chance)))
     verify = ["verify", str(given.folder / "plan.yaml"), f"--profile={path}"]
     return chance.choice([["show", str(path)], verify, verify, _plan(given, folder, "profile", path)])
 
@@ -61,7 +61,7 @@ def _known(text: str) -> str:
 
 def a_calibration(given: Seeds, folder: Path, chance: random.Random) -> list[str]:
     path = folder / "calibration.yaml"
-    path.writeas_text(as_text(changed(loaded(given.folder / "calibration.yaml"), chance), chance))
+    path.write_text(as_text(changed(loaded(given.folder / "calibration.yaml"), chance), chance))
     show = ["show", str(path)]
     return chance.choice([show, show, show, _plan(given, folder, "calibration", path)])
 
