@@ -272,8 +272,7 @@ LOGS: Mapping[str, str | bytes] = {
     "numbers of a megabyte": f"; MaxProcs: {'9' * 10**6}\n",
     "a line of 16 MiB": "seconds,node,idle\n0," + "a" * 2**24 + ",1\n",
     "a hundred thousand nodes": "seconds,node,idle\n" + "".join(f"0,n{n},1\n" for n in range(DEEP)),
-    "five thousand events": "seconds,node,idle\n"
-    + "".join(f"{n},n{n % 7},{n % 2}\n" for n in range(5_000)),
+    "five thousand events": "seconds,node,idle\n" + "".join(f"{n},n{n % 7},{n % 2}\n" for n in range(5_000)),
     "zeros": bytes(2**20),
     "no text": b"\xff\xfe\0" * 999,
     "nothing": "",

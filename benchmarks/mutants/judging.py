@@ -17,7 +17,7 @@ import shardwright as sw
 from planner.cli import answer
 from planner.shown import printable
 
-GUARD_S = 30.0  # of one command on a machine that is busy, which is no fault
+GUARD_S = 120.0  # of one command on a machine that is busy, which is no fault
 MOST_S = 5.0  # of processor time
 MOST_BYTES = 500 * 2**20  # that one command may add to the memory of this process
 OURS = (0, 1, 2, 3, 4)  # exit statuses that errors.py and the commands name

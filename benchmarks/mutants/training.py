@@ -50,18 +50,14 @@ def _spoilt(paths: Paths, chance: random.Random) -> None:
     ]
     kind = chance.choice(["trace", "trace", "log", *records])
     if isinstance(kind, Path):
-        text = (
-            kind.read_text() if kind.exists() else json.dumps({"job": 7, "submitted_s": 1.0, "inside": 0})
-        )
+        text = kind.read_text() if kind.exists() else json.dumps({"job": 7, "submitted_s": 1.0, "inside": 0})
         if kind == paths.holder:
             text = json.dumps({"host": "elsewhere", "pid": 0, "started": ""})
         if kind == paths.plan:
             kind.write_text(as_text(changed(loaded(kind), chance), chance))
             return
         parts = text.splitlines() if kind.suffix == ".jsonl" else [text]
-        kind.write_text(
-            "".join(as_text(changed(json.loads(part), chance), chance) + "\n" for part in parts)
-        )
+        kind.write_text("".join(as_text(changed(json.loads(part), chance), chance) + "\n" for part in parts))
     elif kind == "trace":
         _spoil_trace(paths.trace, chance)
     else:
