@@ -15,6 +15,7 @@ from planner.cli import Force, Json, PlanFile, RunFolder
 from planner.errors import BadInput
 from planner.files import absolute
 from planner.shown import one_line, printable
+from runtime.cli.shared_work import islands_in, lines_of_islands, status_of_islands
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,9 +82,12 @@ def place(url: str | None) -> str:
 
 
 def status(run: RunFolder, as_json: Json = False) -> None:
-    """Say where a run stands: its state and why, step, loss, speed beside the plan's, time left; or an inference."""
+    """Say where a run stands: its state and why, step, loss, speed beside the plan's, time left; or an inference, or islands."""
     from runtime import launch as launching
 
+    if (islands := islands_in(run)) is not None:
+        status_of_islands(islands, terminal.Output(as_json=as_json))
+        return
     if inferred := _inferred(run):
         from runtime import infer
 
@@ -122,6 +126,8 @@ def logs(
             lambda: sorted(inferred.logs.glob("*")),
             lambda: follow and not as_json and infer.status_of(inferred).state == "unfinished",
         )
+    elif (islands := islands_in(run)) is not None:
+        lines = lines_of_islands(islands, rank, follow=follow and not as_json)
     else:
         lines = launching.lines_of(run, rank, follow=follow and not as_json)
     if as_json:
@@ -136,7 +142,10 @@ def cancel(run: RunFolder, as_json: Json = False) -> None:
     """End a run; it can be resumed from its last complete checkpoint."""
     from runtime import launch as launching
 
-    launching.cancel(run)
+    if (islands := islands_in(run)) is not None:
+        islands.paths.cancelled.touch()
+    else:
+        launching.cancel(run)
     terminal.Output(as_json=as_json).result({"run": str(run), "cancelled": True}, lambda: f"{run}: cancelled")
 
 
