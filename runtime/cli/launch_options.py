@@ -11,7 +11,6 @@ from typer.models import OptionInfo
 
 from planner import terminal
 from planner.cli import Json, PlanFile
-from runtime.cli import runs
 from runtime.cli import slurm as slurm_options
 
 PANELS = {
@@ -139,7 +138,7 @@ class LaunchOptions:
     run: Annotated[Path | None, typer.Option(metavar="FOLDER", help="run folder; an old one is resumed")] = (
         None
     )
-    trust: runs.Trust = False
+    trust: slurm_options.Trust = False
     wait: Annotated[bool, typer.Option("--wait", help="return when the run has ended, with its status")] = (
         False
     )

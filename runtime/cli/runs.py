@@ -16,6 +16,7 @@ from planner.errors import BadInput
 from planner.files import absolute
 from planner.shown import one_line, printable
 from runtime.cli.shared_work import islands_in, lines_of_islands, status_of_islands
+from runtime.cli.slurm import Trust
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,11 +36,6 @@ def register_runs(app: typer.Typer) -> None:
     app.command("cancel", epilog="Example: shardwright cancel runs/gpt2-plan-20260101-120000")(cancel)
     app.command("doctor", epilog="Example: shardwright doctor")(doctor)
     app.command("probe", epilog="Example: shardwright probe --local -o cluster.yaml")(probe)
-
-
-Trust = Annotated[
-    bool, typer.Option("--trust", help="run the plan's workload file wherever it lies, without asking")
-]
 
 
 def trusted(plan: Plan, file: Path, *, trust: bool) -> None:
