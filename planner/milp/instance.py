@@ -113,7 +113,7 @@ class Instance:
         """
         pins, data = self.pins, shape.data
         free = pins.shard is None and pins.held is None and not self.joint
-        plain = not (shape.held or shape.shard or shape.listed) and shape.update == "barrier"
+        plain = not (shape.held or shape.shard or shape.listed)
         known = self.profile.by_element and self.execution == "eager"
         if not (free and plain and known and can_share(data, shape.spatial, data)):
             return ()
