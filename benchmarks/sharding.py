@@ -402,7 +402,9 @@ def ran(what: str, ranks: int, **given: object) -> list[Any]:
                 text = text.replace(setting, str(globals()[setting]))
             (Path(folder) / name).write_text(text)
         code = "import sys; from benchmarks.sharding import work; work(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5])"
-        quiet = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
+        quiet = {"OMP_NUM_THREADS": "1"}
+        if what == "peak":  # what is freed goes back to the machine at once, which takes time
+            quiet |= {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
         processes = [
             subprocess.Popen(
                 [sys.executable, "-c", code, what, folder, str(rank), str(ranks), json.dumps(given)],

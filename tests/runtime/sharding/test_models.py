@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from shutil import copytree
 
@@ -21,7 +21,7 @@ from tests.runtime.test_equality import HERE, plan_of
 MODELS = {
     "gpt2": (HERE + "gpt2.py", {"size": "tiny"}),
     "bert": (HERE + "bert.py", {"size": "tiny"}),
-    "resnet50": (HERE + "resnet50.py", {"side": "32"}),
+    "resnet50": (HERE + "resnet50.py", {"side": "32", "width": "8"}),
     "unet3d": (HERE + "unet3d.py", {"size": "tiny"}),
     "lstm": (HERE + "lstm.py", {"size": "tiny"}),
     "llama": (HERE + "hf_llama.py", {}),
@@ -56,24 +56,25 @@ def test_batch_norms_of_two_samples_take_the_same_step_from_the_same_weights(
 
     It is the network and no fault: replicas that share nothing come as far apart where a ring sums their gradients.
     """
-    file, arguments = HERE + "resnet50.py", {"side": "32", "width": "8", "double": "True"}
+    file, arguments = HERE + "resnet50.py", MODELS["resnet50"][1] | {"double": "True"}
     shape: dict[str, object] = {"family": "1f1b", "workers": 1, "micros": 1, "data": 4}
     whole = plan_of(file, arguments, **shape)
     shared = plan_of(file, arguments, sharing=sharing, ranks=2, **shape)
-    for step in range(1, 6):
-        before = complete(tmp_path / "whole" / "checkpoints")[-1:] if step > 1 else []
-        saved(pool, whole, tmp_path / "whole", before)
-        saved(pool, shared, tmp_path / str(step), before)
-        a, b = states(tmp_path / "whole"), states(tmp_path / str(step))
+    saved(pool, whole, tmp_path / "whole", steps=5)
+    after = complete(tmp_path / "whole" / "checkpoints")
+    for first, then in part(list(pairwise(after)), 2):
+        saved(pool, shared, tmp_path / then.name, first)
+        a, b = states(then), states(complete(tmp_path / then.name / "checkpoints")[-1])
         assert a.keys() == b.keys() and any("/" in name for name in a)
-        assert max(float((a[name] - b[name]).abs().max()) for name in a) <= 1e-12, step
+        assert max(float((a[name] - b[name]).abs().max()) for name in a) <= 1e-12, then
 
 
-def saved(pool: Pool, plan: Plan, folder: Path, before: list[Path]) -> None:
-    """Trains one step from a checkpoint, or from the first weights, and writes a checkpoint."""
-    if not folder.exists():
-        workload, captured = captured_of(plan.model.workload, plan.model.arguments, plan.batch.micro)
-        prepare(Model(plan, workload, captured), folder, job_of(plan, 5, {}))
-        for source in before:
-            copytree(source, folder / "checkpoints" / source.name)
-    pool.run("tests.runtime.sharding.wire:saved", len(plan.places), folder=str(folder), steps=1)
+def saved(pool: Pool, plan: Plan, folder: Path, before: Path | None = None, steps: int = 1) -> None:
+    """Trains from a checkpoint or from the first weights, and writes a checkpoint after each step."""
+    workload, captured = captured_of(plan.model.workload, plan.model.arguments, plan.batch.micro)
+    prepare(Model(plan, workload, captured), folder, job_of(plan, 5, {"keep": 6}))
+    if before is not None:
+        copytree(before, folder / "checkpoints" / before.name, dirs_exist_ok=True)
+    pool.run(
+        "tests.runtime.sharding.wire:saved", len(plan.places), folder=str(folder), steps=steps, every=True
+    )

@@ -103,7 +103,8 @@ def test_halves_and_recomputation_send_what_the_closed_forms_say(
 
 
 def states(folder: Path) -> dict[str, torch.Tensor]:
-    found = Checkpoint.open(complete(folder / "checkpoints")[-1])
+    """All tensors of a checkpoint, with the state of optimizers."""
+    found = Checkpoint.open(folder)
     names = {key.removeprefix("model/") for key in (*found.files, *found.pieces) if key.startswith("model/")}
     made = dict(found.parameters(names))
     for name, row in found.state(names).items():
@@ -120,7 +121,7 @@ def test_a_checkpoint_goes_on_under_any_other_plan_to_the_bit(
     def trained(plan: Plan, folder: Path, steps: int) -> dict[str, torch.Tensor]:
         prepare(Model(plan, *captured_of(MLP, LAYERS, 2)), folder, job_of(plan, steps, {}))
         pool.run("tests.runtime.sharding.wire:saved", len(plan.places), folder=str(folder), steps=steps)
-        return states(folder)
+        return states(complete(folder / "checkpoints")[-1])
 
     first = mlp(micros=1, data=4, sharing=sharing, ranks=ranks)
     whole = trained(mlp(micros=1, data=4), tmp_path / "whole", 2)
@@ -143,7 +144,7 @@ def test_a_checkpoint_goes_on_under_any_other_plan_to_the_bit(
         copytree(source, again / "checkpoints" / source.name)
         step = int(source.name.rpartition("-")[2]) + 1
         pool.run("tests.runtime.sharding.wire:copied", len(other.places), folder=str(again), step=step)
-        copied, before = states(again), again
+        copied, before = states(complete(again / "checkpoints")[-1]), again
         assert copied.keys() == shared.keys()
         assert all(torch.equal(copied[key], shared[key]) for key in shared), name
 
