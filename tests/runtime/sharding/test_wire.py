@@ -13,6 +13,7 @@ import torch
 from planner.errors import BadInput, BadPlan
 from planner.model import ModelGraph
 from planner.plan import Plan, shard_of, shard_ranks, units_of_parameters
+from planner.plan.sharding import refused_shards
 from runtime.checkpoint import Checkpoint, complete
 from runtime.train import Model, job_of, prepare
 from tests.pool import Pool
@@ -184,6 +185,19 @@ def test_what_cannot_be_shared_is_one_message_of_verify_and_of_the_run(name: str
     assert len(found) == len(plan.stages) and all(message in each.message for each in found), found
     with pytest.raises(BadPlan, match=message):
         prepare(Model(plan, workload, captured), tmp_path / "run", job_of(plan, 1, {}))
+
+
+def test_a_spectral_norm_is_refused_where_parameters_are_let_go(tmp_path: Path) -> None:
+    """Each replica makes the updates of all micro-batches, before the parameters are gathered: it would find NaN."""
+    file, arguments = HERE + "states.py", {"kind": "parametrised"}
+    workload, captured = captured_of(file, arguments, 2)
+    shape: dict[str, object] = {"family": "1f1b", "workers": 1, "micros": 1, "data": 2}
+    kinds = {what: plan_of(file, arguments, sharing=what, **shape) for what in ("gradients", "parameters")}
+    assert list(refused_shards(kinds["gradients"], captured.graph)) == []
+    found = [each.message for each in refused_shards(kinds["parameters"], captured.graph)]
+    assert found and all("from whole ones" in each for each in found)
+    with pytest.raises(BadPlan, match="what: gradients, or what: state"):
+        prepare(Model(kinds["parameters"], workload, captured), tmp_path, job_of(kinds["parameters"], 1, {}))
 
 
 @pytest.mark.parametrize("kind", ["adafactor", "lamb", "muon"])
