@@ -23,6 +23,7 @@ from planner.milp.search.pick import ranked, thriftier
 from planner.milp.search.state import SearchState
 from planner.milp.uneven import uneven
 from planner.milp.write_plan import plan_of
+from planner.model import own_states
 from planner.plan import Plan
 from planner.profile import Profile
 from planner.schedule import FAMILIES, ROUNDS_BY_PART, rounds_by_part
@@ -106,6 +107,9 @@ class Question:
         if instance.pins.held and profile.kept.counts:
             said = f"pruned weights do not go with {instance.pins.held} shared by element"
             raise BadInput(said, where="fix shard", allowed="state, or none")
+        if instance.pins.held == "parameters" and (buffers := own_states(profile.graph)):
+            said = f"each replica updates '{next(iter(buffers))}' from whole parameters"
+            raise BadInput(said, where="fix shard", allowed="gradients, state or none")
         if instance.pins.sums and not self.cluster.of_hosts:
             raise BadInput(
                 f"sums is {instance.pins.sums}", where="fix", allowed="nccl sums between GPUs: leave it out"
