@@ -38,6 +38,7 @@ ORDER = (
     "planner.cluster",
     "planner.named",
     "planner.profile",
+    "planner.device_types",
     "planner.plan",
     "planner.export",
     "planner.simulate",
@@ -111,6 +112,7 @@ MOST_FILES = 300  # in the rooms of the house as it was built
 LATER_ROOMS = (
     "planner.choose",
     "runtime.bridges",
+    "planner.device_types",
     "planner.export",
     "planner.group",
     "planner.kept",

@@ -11,6 +11,7 @@ import typer
 
 from planner import files, terminal, units
 from planner.cli.app import Force, Json, Out, PlanFile, Tools
+from planner.cli.profile import costs_in
 from planner.errors import BadInput, BadPlan
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 def verify(
     plan: PlanFile,
-    profile: Annotated[Path | None, typer.Option(help="judge costs and memory too")] = None,
+    profile: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="judge costs and memory")] = None,
     cluster: Annotated[Path | None, typer.Option(help="judge places and limits too")] = None,
     nodes: Annotated[int | None, typer.Option(metavar="N", help="so many nodes of the cluster")] = None,
     as_json: Json = False,
@@ -28,22 +29,20 @@ def verify(
     """Judge a plan from the problem statement, whoever wrote it."""
     from planner import cluster as clusters
     from planner import plan as plans
-    from planner import profile as profiles
     from planner import verify
 
     if nodes is not None and cluster is None:
         raise BadInput("--nodes without --cluster", allowed="--cluster NAME --nodes N")
     machines = clusters.load(cluster) if cluster else None
     machines = clusters.with_nodes(machines, nodes) if machines and nodes is not None else machines
-    found = verify.violations(
-        plans.load(plan), profile=profiles.load(profile) if profile else None, cluster=machines
-    )
+    costs = costs_in(profile, machines) if profile else None
+    found = verify.violations(plans.load(plan), profile=costs, cluster=machines)
     _refuse(plan, found)
     against = {
         "--profile": (profile, "the model and its costs"),
         "--cluster": (cluster, "the machines"),
     }
-    more = {option: what for option, (file, what) in against.items() if file is None}
+    more = {option: what for option, (file, what) in against.items() if not file}
     hint = f"; not held against {', or '.join(more.values())}: give {', '.join(more)}" if more else ""
     data = {"plan": str(plan), "violations": [], "not_judged": list(more)}
     terminal.Output(as_json=as_json).result(data, lambda: f"{plan} holds{hint}")

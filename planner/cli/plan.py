@@ -76,7 +76,7 @@ def plan(given: PlanOptions, measure: Measure, observe: Observe) -> None:
         given.place(given.workload, goal)
     costs = costs_of(given, measure, machines, goal, pinned)
     costs = replace(costs, kept=kept_asked(costs.graph, given.kept))
-    if costs.device not in {group.device for group in machines.nodes}:
+    if not costs.types and costs.device not in {group.device for group in machines.nodes}:
         given.out.note(show.other_device(costs.device, machines))
     question = Question(
         profile=costs,

@@ -51,7 +51,11 @@ class PlanOptions(WorkloadArguments, Baselined):
         str, typer.Option(metavar="N|N,N|auto", help="global batch, in samples; auto tries several")
     ]
     profile: Annotated[
-        Path | None, typer.Option(help="from `shardwright profile`; made here when left out")
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="from `shardwright profile`; one for each type of device; made here when left out",
+        ),
     ] = None
     schedule: Annotated[
         str | None, typer.Option(metavar="NAME,NAME", help=f"families to choose from, of {FAMILY_NAMES}")
@@ -103,7 +107,7 @@ class PlanOptions(WorkloadArguments, Baselined):
     @property
     def named(self) -> str:
         """Returns what is planned, in a word."""
-        return Path(self.workload or self.profile or "").stem
+        return Path(self.workload or next(iter(self.profile or ()), "")).stem
 
     @property
     def families(self) -> list[str] | None:

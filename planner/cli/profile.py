@@ -11,6 +11,7 @@ import typer
 
 from planner import files, terminal
 from planner.cli.app import Force, Json, Measure, Out, Tools, grids, whole_numbers
+from planner.device_types import together
 from planner.errors import BadInput
 
 if TYPE_CHECKING:
@@ -216,7 +217,7 @@ class CostsAsked(Protocol):
     @property
     def workload(self) -> str | None: ...
     @property
-    def profile(self) -> Path | None: ...
+    def profile(self) -> list[Path] | None: ...
     @property
     def config(self) -> Path | None: ...
     def arguments(self) -> dict[str, str]: ...
@@ -231,9 +232,9 @@ class CostsAsked(Protocol):
 
 def costs_of(given: CostsAsked, measure: Measure, machines: Cluster, goal: Goal, pinned: Pins) -> Profile:
     settings = given.arguments()
-    if given.profile is None:
+    if not given.profile:
         return _measured(given, measure, settings, machines, goal, pinned)
-    costs = _loaded(given.profile, given.workload)
+    costs = costs_in(given.profile, machines, given.workload)
     if settings:
         option = "--set" if given.config is None else "--config"
         raise BadInput(
@@ -242,13 +243,16 @@ def costs_of(given: CostsAsked, measure: Measure, machines: Cluster, goal: Goal,
     return costs
 
 
-def _loaded(path: Path, workload: str | None) -> Profile:
+def costs_in(paths: list[Path], machines: Cluster | None, workload: str | None = None) -> Profile:
     from planner import profile as profiles
 
-    costs = profiles.load(path)
-    if workload is not None and workload != costs.workload:
-        raise BadInput(f"is a profile of '{costs.workload}', not of '{workload}'", where=str(path))
-    return costs
+    if len(paths) > 1 and machines is None:
+        raise BadInput("several profiles without --cluster", where="--profile", allowed="--cluster, too")
+    found = [profiles.load(path) for path in paths]
+    for costs, path in zip(found, paths, strict=True):
+        if workload is not None and workload != costs.workload:
+            raise BadInput(f"is a profile of '{costs.workload}', not of '{workload}'", where=str(path))
+    return together(found, {group.device for group in machines.nodes} if machines else ())
 
 
 def _measured(

@@ -13,11 +13,13 @@ from planner.cost.spatial_tables import (
     GridChoice,
     Prices,
     cut_tables,
+    layer_ns,
     row_of,
     sharded,
     shared_tables,
     shown,
     stage_of,
+    update_pace,
 )
 from planner.cost.stage_bytes import copies_of_statistics, losses_held, stage_bytes, step_bytes
 from planner.cost.tables import INDEX_BYTES, Tables, price, setting_of
@@ -33,6 +35,7 @@ __all__ = [
     "copies_of_statistics",
     "cut_tables",
     "hop_bytes",
+    "layer_ns",
     "losses_held",
     "price",
     "row_of",
@@ -43,4 +46,5 @@ __all__ = [
     "stage_bytes",
     "stage_of",
     "step_bytes",
+    "update_pace",
 ]

@@ -10,7 +10,7 @@ Where a group has tensors in parts instead, its rank with most to do has a profi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import ceil, prod
@@ -28,6 +28,7 @@ from planner.layout import STATE_PREFIX, Mesh, Wish, cut_of
 from planner.model import Layer, ModelGraph
 from planner.plan import Regrid
 from planner.profile import CostKey, LayerCost, Profile, Seconds
+from planner.schedule import Kind
 from planner.spatial import Cost, Price, Traffic, price
 
 Grid = tuple[int, ...]
@@ -148,8 +149,32 @@ def shared_tables(
 ) -> Tables:
     """Returns the tables of any choice: `group` and `overlap` are those of `sharded` on a grid."""
     if isinstance(group, MeshOnCluster):
-        return cut_tables(profile, setting, choice, group)
-    return sharded(profile, setting, choice, prices(choice), group, overlap=overlap)
+        found = cut_tables(profile, setting, choice, group)
+    else:
+        found = sharded(profile, setting, choice, prices(choice), group, overlap=overlap)
+    types = {
+        device: shared_tables(own, setting, choice, prices, group, overlap)
+        for device, own in profile.by_type.items()
+    }
+    return replace(found, types=types)
+
+
+def layer_ns(tables: Tables, kind: Kind, devices: Collection[str]) -> IntArray:
+    """Returns what an action of each layer takes on the slowest of some types of devices.
+
+    Args: `devices` count where each type has a profile of its own; elsewhere there is one.
+    """
+    own = [tables.types[device] for device in devices if device in tables.types]
+    slowest: IntArray = np.maximum.reduce([np.diff(each.time_ns[kind]) for each in own or [tables]])
+    return slowest
+
+
+def update_pace(tables: Tables, devices: Collection[str]) -> float:
+    """Returns the time of an update on the slowest of some types of devices, as a multiple of the fastest type's."""
+    own = [tables.types[device] for device in devices if device in tables.types]
+    pairs = [(each.step_ns_per_element, tables.step_ns_per_element) for each in own]
+    pairs += [(each.scatter_ns_per_element, tables.scatter_ns_per_element) for each in own]
+    return max((slow / fast for slow, fast in pairs if fast), default=1.0)
 
 
 def cut_tables(profile: Profile, setting: CostKey, choice: GridChoice, machine: MeshOnCluster) -> Tables:
@@ -161,7 +186,7 @@ def cut_tables(profile: Profile, setting: CostKey, choice: GridChoice, machine: 
     found = cut_of(profile.graph, setting.micro, choice.mesh, choice.cut)
     layouts = ((row.name, found.states.get(STATE_PREFIX + row.name)) for row in profile.graph.trained)
     axes = {name: x.cut_axes for name, x in layouts if x is not None and x.cut_axes}
-    own = on_group(profile, setting, found, machine)
+    own = on_group(replace(profile, types={}), setting, found, machine)
     made = price_whole(own, setting, axes)
     return replace(made, regridded=(choice.mesh, choice.cut, machine.places), parted=_parted(own.graph, axes))
 

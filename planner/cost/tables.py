@@ -8,7 +8,7 @@ parameter counts once in each stage that uses it. Rectangles of (i, j) carry bot
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 
@@ -67,6 +67,7 @@ class Tables:
     scatter_ns_per_element: float
     averaged: bool = False  # whether a training keeps an average of every trained parameter beside it
     parted: Mapping[tuple[int, ...], IntArray] = field(default_factory=dict)  # axes that cut it -> gradients
+    types: Mapping[str, Tables] = field(default_factory=dict)  # by device, where each has its own profile
 
     @property
     def layers(self) -> int:
@@ -153,7 +154,8 @@ def price(profile: Profile, setting: CostKey, unsummed: Collection[str] = ()) ->
     graph = profile.graph
     costs = [_cost(profile, layer.name, setting) for layer in graph.layers]
     size_of = {value.name: profile.value_bytes(value.name, setting) for value in graph.values}
-    return tables(profile, setting, costs, size_of, unsummed=unsummed)
+    found = tables(profile, setting, costs, size_of, unsummed=unsummed)
+    return replace(found, types={x: price(own, setting, unsummed) for x, own in profile.by_type.items()})
 
 
 def tables(

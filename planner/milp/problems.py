@@ -16,7 +16,7 @@ import numpy as np
 
 from planner.arrays import BoolArray, IntArray
 from planner.cluster import Sum
-from planner.cost import GridChoice, Tables
+from planner.cost import GridChoice, Tables, layer_ns, update_pace
 from planner.errors import BadInput
 from planner.layout import Mesh
 from planner.milp.configurations.configurations import Configuration
@@ -117,14 +117,16 @@ class Problems:
         fitted = self.machines.cluster.fitted
         place = np.array(order.schedule.place)
         stages = range(configuration.stages)
-        slowness = tuple(max(machine.slowness[w] for w in place[:, s]) for s in stages)
+        kinds = [frozenset().union(*(machine.devices[w] for w in place[:, s])) for s in stages]
+        slow = (max(machine.slowness[w] for w in place[:, s]) for s in stages)
+        slowness = tuple(x * update_pace(tables, k) for x, k in zip(slow, kinds, strict=True))
         latency = np.maximum.reduce([machine.latency_ns[np.ix_(pipe, pipe)] for pipe in place])
         byte = np.maximum.reduce([machine.byte_ns[np.ix_(pipe, pipe)] for pipe in place])
         groups = tuple(tuple(sorted(set(place[:, s].tolist()))) for s in stages)
         sums = self.machines.worker_sums(configuration, groups)
         tie = self.machines.worker_sums(configuration, (tuple(range(configuration.workers)),), tied=True)[0]
         parts = tuple(part_sums(self.machines, configuration, groups, axes) for axes in tables.parted)
-        prefix, launch = _prefixes(tables, slowness), [launch_ns(fitted, kind) for kind in COMPUTE]
+        prefix, launch = _prefixes(tables, slowness, kinds), [launch_ns(fitted, kind) for kind in COMPUTE]
         rows: tuple[Sum, ...] = ()
         if configuration.held:
             by_worker = row_sums(self.machines, configuration)
@@ -184,12 +186,13 @@ class Problems:
         return replace(problem, prefix_ns=prefix, launch_ns=launch, least=least)
 
 
-def _prefixes(tables: Tables, slowness: Sequence[float]) -> IntArray:
+def _prefixes(tables: Tables, slowness: Sequence[float], devices: Sequence[frozenset[str]]) -> IntArray:
     out: IntArray = np.zeros((len(COMPUTE), len(slowness), tables.layers + 1), np.int64)
     for row, kind in enumerate(COMPUTE):
-        layers = np.diff(tables.time_ns[kind])
         for stage, factor in enumerate(slowness):
-            own = layers if factor == 1.0 else np.ceil(layers * factor).astype(np.int64)
+            layers = layer_ns(tables, kind, devices[stage])
+            plain = factor == 1.0 or tables.types
+            own = layers if plain else np.ceil(layers * factor).astype(np.int64)
             out[row, stage, 1:] = own.cumsum()
     return out
 

@@ -42,7 +42,8 @@ def corrected(profile: Profile, fitted: Corrections | None) -> Profile:
         gather_seconds_per_parameter=profile.optimizer.gather_s * _factor(fitted.weight_grad),
         scatter_seconds_per_parameter=profile.optimizer.scatter_s * _factor(fitted.update),
     )
-    return replace(profile, costs=costs, optimizer=optimizer)
+    types = {device: corrected(own, fitted) for device, own in profile.types.items()}
+    return replace(profile, costs=costs, optimizer=optimizer, types=types)
 
 
 def _cost(cost: LayerCost, fitted: Corrections) -> LayerCost:
@@ -183,6 +184,15 @@ class Profile(Shown):
     others: float = 0.0  # share of the machine that other processes took while it was measured
     samples: SampleCost | None = None  # None where batches are synthetic, or reading was not timed
     kept: KeptEntries = WHOLE  # of pruned weights, that plans are for; in no file
+    types: Mapping[str, Profile] = field(default_factory=dict)  # by device: see `together`; in no file
+
+    @property
+    def by_type(self) -> dict[str, Profile]:
+        """Returns the profile of each type of device, as this one is asked: its order of layers, its pruned weights.
+
+        Returns: by device; empty where there is but one.
+        """
+        return {device: replace(own, kept=self.kept, graph=self.graph) for device, own in self.types.items()}
 
     @property
     def by_element(self) -> bool:

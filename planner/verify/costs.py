@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from math import ceil, prod
 
 from planner.arrays import NS_PER_S
+from planner.cluster import Cluster
 from planner.cost import copies_of_statistics, losses_held, setting_of, stage_bytes, step_bytes
 from planner.errors import Violation
 from planner.group import on_group
@@ -33,18 +34,33 @@ from planner.simulate import StageBytes, peaks
 _INDEX_BYTES = 4  # of a kept entry
 
 
-def violations(plan: Plan, profile: Profile) -> list[Violation]:
+def violations(plan: Plan, profile: Profile, cluster: Cluster | None = None) -> list[Violation]:
     """Returns what is wrong with the times and the memory of a plan.
 
-    Args: `plan` has the layers of the profile's graph. The profile is corrected by the plan's own corrections.
+    Args: `plan` has the layers of the profile's graph. The profile is corrected by the plan's own corrections. Where it
+        has several types of devices, `cluster` says which a stage runs on; without it, the fastest counts.
     """
     kept = KeptEntries(kept_of(plan, profile.graph))
     profile = replace(corrected(profile, plan.fitted), kept=kept)
     if is_cut(plan):
         if next(refused_cuts(plan, profile.graph), None) or list(_profiled(plan, profile)):
             return list(_profiled(plan, profile))
-        profile = on_group(profile, setting_of(plan), graph_on_group(plan, profile.graph), None)
-    return list(_profiled(plan, profile)) or [*_times(plan, profile), *_memory(plan, profile)]
+        alike = replace(profile, types={})
+        profile = on_group(alike, setting_of(plan), graph_on_group(plan, profile.graph), None)
+    wrong = list(_profiled(plan, profile))
+    return wrong or [*_times(plan, _of_stages(plan, profile, cluster)), *_memory(plan, profile)]
+
+
+def _of_stages(plan: Plan, profile: Profile, cluster: Cluster | None) -> list[list[Profile]]:
+    """Returns the profiles of the devices that each stage runs on."""
+    types, found = profile.by_type, []
+    nodes = len(cluster.groups) if cluster is not None else 0
+    for stage in range(len(plan.stages)):
+        workers = {row[stage] for row in plan.schedule.place}
+        on = {place.node for place in plan.places if place.pipeline in workers and place.node < nodes}
+        devices = sorted({cluster.groups[node].device for node in on}) if cluster is not None else []
+        found.append([types[device] for device in devices if device in types] or [profile])
+    return found
 
 
 def _before(stage: StagePlan) -> str:
@@ -90,14 +106,16 @@ def _profiled(plan: Plan, profile: Profile) -> Iterator[Violation]:
                     yield Violation(rule="profile", where=f"layer '{name}'", message=message)
 
 
-def _times(plan: Plan, profile: Profile) -> Iterator[Violation]:
+def _times(plan: Plan, profiles: Sequence[Sequence[Profile]]) -> Iterator[Violation]:
     """No stage is planned faster than its layers were profiled, but for rounding each to whole nanoseconds.
 
     The halves of the first stage are not held against the profile: where no gradient of its input is needed, the
     work moves between them.
+    Args: `profiles` are those of each stage's devices.
     """
     used = {(a.stage, a.kind) for order in schedule_of(plan).orders for a in order}
-    for index, (stage, times) in enumerate(zip(plan.stages, plan.times, strict=True)):
+    for index, profile in ((index, own) for index, row in enumerate(profiles) for own in row):
+        stage, times = plan.stages[index], plan.times[index]
         costs = [_rows(plan, profile, stage, name) for name in stage.layers]
         forward_s = sum(min(c.forward.median for c in each) for each in costs)
         gathered_s = sum(_gathered_s(profile, name) for name in stage.layers)

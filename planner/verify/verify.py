@@ -73,7 +73,7 @@ def violations(
         profile = replace(profile, graph=graph) if profile else None
         found += model.violations(plan, graph, profile)
         if profile:
-            found += costs.violations(plan, profile)
+            found += costs.violations(plan, profile, cluster)
     if cluster:
         found += machines.violations(plan, cluster)
     return found

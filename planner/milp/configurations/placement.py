@@ -49,6 +49,7 @@ class Placement:
     latency_ns: FloatArray  # [worker, worker]
     byte_ns: FloatArray  # [worker, worker]
     slowness: tuple[float, ...]  # a worker, as a multiple of the profiled device's times
+    devices: tuple[frozenset[str], ...]  # a worker: the types of its ranks
     capacity_bytes: tuple[int, ...]  # a worker
     margin_bytes: tuple[int, ...]
 
@@ -74,11 +75,9 @@ class GroupKey(NamedTuple):
 
 
 def _placement_key(configuration: Configuration) -> PlacementKey:
+    grid = configuration.grid or configuration.mesh
     return PlacementKey(
-        data=configuration.data,
-        workers=configuration.workers,
-        axes=configuration.axes,
-        grid=configuration.grid or configuration.mesh,
+        data=configuration.data, workers=configuration.workers, axes=configuration.axes, grid=grid
     )
 
 
@@ -237,6 +236,7 @@ def _placed(machines: PlacementCosts, shape: Configuration, device: str) -> Plac
         latency_ns=latency,
         byte_ns=byte,
         slowness=tuple(max(_slowness(g, profiled) for g in column) for column in groups),
+        devices=tuple(frozenset(g.device for g in column) for column in groups),
         capacity_bytes=tuple(g.capacity_bytes for g in tightest),
         margin_bytes=tuple(g.margin_bytes for g in tightest),
     )

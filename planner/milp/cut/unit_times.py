@@ -12,7 +12,7 @@ import numpy as np
 
 from planner.arrays import BoolArray, IntArray
 from planner.cluster import Slot, Sum
-from planner.cost import Edges, Tables
+from planner.cost import Edges, Tables, layer_ns
 from planner.milp.configurations.configurations import Configuration
 from planner.milp.configurations.placement import TYPICAL_BYTES, PlacementCosts
 from planner.milp.cut.stage_costs import COMPUTE
@@ -74,7 +74,7 @@ class UnitFloors:
         key = (tables.key, shared_by(shape))
         if key not in self._found:
             slowness = max(self.machines.placement(shape, self.device).slowness)
-            work = np.stack([np.diff(tables.time_ns[kind]) for kind in COMPUTE]) * slowness
+            work = np.stack([layer_ns(tables, kind, tables.types) for kind in COMPUTE]) * slowness
             slow: IntArray = np.ceil(work).astype(np.int64)
             found = [exposed(shape, tables, row, slow) for row in self.rows(shape)]
             layers, begun = zip(*found, strict=True)
