@@ -10,7 +10,7 @@ Tables over intervals [i, j) of layers, each a candidate stage.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -19,12 +19,18 @@ import numpy as np
 from planner.arrays import IntArray
 from planner.model import ModelGraph
 
+GATHERED_BYTES = (
+    2**22
+)  # of the part of a bf16 gradient that is added at a time, in bf16 and in fp32, with indices
 
-def dropped(graph: ModelGraph, kept: Mapping[str, int], name: str) -> int:
-    """Returns the bytes of a pruned parameter's dense gradient, which is dropped, and of what is gathered from it.
 
-    Args: `kept` has the kept entries by parameter; any other parameter gives 0.
+def dropped(graph: ModelGraph, kept: Mapping[str, int], halved: Collection[str], name: str) -> int:
+    """Returns the bytes of a dense gradient that is dropped, and of what is gathered from it.
+
+    Args: `kept` has the kept entries by pruned parameter, `halved` the weights in bf16; any other parameter gives 0.
     """
+    if name in halved:
+        return graph.parameter[name].bytes // 2 + GATHERED_BYTES
     if name not in kept:
         return 0
     row = graph.parameter[name]

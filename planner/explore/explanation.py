@@ -121,7 +121,10 @@ def _pruned(question: Question) -> PrunedState:
     profile = question.profile
     whole = replace(profile, kept=WHOLE)
     dense = solve_or_none(replace(question, profile=whole).instance(), question.effort)
-    return PrunedState(bytes_each=_bytes_each(profile), dense_bytes_each=_bytes_each(whole), dense=dense)
+    held = question.instance().profile
+    return PrunedState(
+        bytes_each=_bytes_each(held), dense_bytes_each=_bytes_each(replace(held, kept=WHOLE)), dense=dense
+    )
 
 
 def _bytes_each(profile: Profile) -> float:
@@ -131,8 +134,10 @@ def _bytes_each(profile: Profile) -> float:
         size = prod(row.shape)
         stay = kept.get(row.name, size)
         each = row.bytes // max(1, size)
-        total += row.bytes + stay * (each + profile.optimizer.state_bytes_per_parameter)
-        total += stay * (each + INDEX_BYTES) if row.name in kept else 0
+        total += row.bytes // 2 if row.name in profile.halved else row.bytes
+        total += stay * (each + profile.optimizer.state_bytes_per_parameter)
+        total += stay * each if row.name in kept or row.name in profile.halved else 0
+        total += stay * INDEX_BYTES if row.name in kept else 0
         elements += size
     return total / max(1, elements)
 
