@@ -17,24 +17,21 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.arrays import IntArray
+from planner.kept import MOVED_ENTRIES
 from planner.model import ModelGraph
-
-GATHERED_BYTES = (
-    2**22
-)  # of the part of a bf16 gradient that is added at a time, in bf16 and in fp32, with indices
 
 
 def dropped(graph: ModelGraph, kept: Mapping[str, int], halved: Collection[str], name: str) -> int:
-    """Returns the bytes of a dense gradient that is dropped, and of what is gathered from it.
+    """Returns the bytes of a dense gradient that is dropped, and of what is gathered from it at a time.
 
     Args: `kept` has the kept entries by pruned parameter, `halved` the weights in bf16; any other parameter gives 0.
     """
-    if name in halved:
-        return graph.parameter[name].bytes // 2 + GATHERED_BYTES
-    if name not in kept:
+    if name not in kept and name not in halved:
         return 0
     row = graph.parameter[name]
-    return row.bytes + kept[name] * (row.bytes // prod(row.shape))
+    number, half = prod(row.shape), name in halved
+    moved = min(kept.get(name, number), MOVED_ENTRIES) * (row.bytes // number)
+    return row.bytes // 2 + moved + moved // 2 if half else row.bytes + moved
 
 
 class Reuse(NamedTuple):

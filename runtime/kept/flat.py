@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.errors import BadPlan
-from planner.kept import Masks
+from planner.kept import MOVED_ENTRIES, Masks
 from planner.model import ModelGraph
 from planner.plan import Plan, halved_weights, kept_of
 from runtime.kept.entries import expanded
@@ -25,7 +25,6 @@ from runtime.stage import on_gradient
 from runtime.update import Bucket, Flat, OwnPart
 
 Node = tuple[int, int]  # pipe, stage
-CHUNK = 2**18  # entries that are moved at a time; their indices take 8 bytes each meanwhile
 
 
 class KeptFlat(Flat):
@@ -100,8 +99,8 @@ class KeptFlat(Flat):
         """Yields parts of a parameter's entries, with their indices where it is pruned."""
         start, end = self.ranges[name]
         index = self.indices.get(name)
-        for low in range(0, end - start, CHUNK):
-            part = _Part(start, low, min(low + CHUNK, end - start))
+        for low in range(0, end - start, MOVED_ENTRIES):
+            part = _Part(start, low, min(low + MOVED_ENTRIES, end - start))
             yield part, None if index is None else index[part.slice]
 
     def whole(self, name: str) -> Tensor:
