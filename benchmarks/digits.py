@@ -78,6 +78,11 @@ def build(width: int = 256) -> nn.Module:
     )
 
 
+def batch(n: int) -> tuple[Tensor, Tensor]:
+    pictures, labels = digits()
+    return pictures[:n], labels[:n]
+
+
 def dataset() -> TensorDataset:
     pictures, labels = digits()
     return TensorDataset(pictures[:TRAINED], labels[:TRAINED])
