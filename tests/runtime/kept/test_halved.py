@@ -188,3 +188,40 @@ def test_a_weight_that_anything_else_reads_stays_in_fp32() -> None:
     halved = halved_weights(graph)
     assert "token.weight" not in halved and "position.weight" not in halved  # rows of them are read in fp32
     assert "blocks.0.attention.qkv.weight" in halved and "blocks.0.attention.qkv.bias" not in halved
+
+
+OWN_CASTS = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Careful(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        with torch.autocast(x.device.type, enabled=False):
+            x = self.one(x)
+        return self.two(x)
+
+
+def build():
+    return Careful()
+
+
+def batch(n):
+    return torch.randn(n, 4), torch.randint(3, (n,))
+
+
+def loss(outputs, targets):
+    return F.cross_entropy(outputs.float(), targets)
+"""
+
+
+def test_a_model_that_switches_autocast_itself_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "careful.py"
+    file.write_text(OWN_CASTS)
+    with pytest.raises(BadPlan, match="switches autocast itself"):
+        opened(in_half(plan_of(str(file), {}, **ONE)), tmp_path / "run")
