@@ -26,20 +26,9 @@ SAMPLES: Final = "samples"  # written in place of a grid: from the layer on, ran
 NO_GATHER: Final = "none"  # written in place of the layer before which shards are gathered
 
 PINS: Final = (
-    *[
-        "data",
-        "pipeline",
-        "spatial",
-        "gather",
-        "regrid",
-        "group",
-        "cut",
-        "micro",
-        "schedule",
-        "pairs",
-        "chunks",
-    ],
-    *["recompute", "shard", "ema", "update", "cuts", "stages", "devices", "out_of_order", "sums", "weights"],
+    *("data", "pipeline", "spatial", "gather", "regrid", "group", "cut", "micro", "schedule", "pairs"),
+    *("chunks", "recompute", "shard", "ema", "update", "cuts", "stages", "devices", "out_of_order"),
+    *("sums", "weights"),
 )
 
 
