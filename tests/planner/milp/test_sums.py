@@ -147,8 +147,8 @@ def test_an_explanation_says_what_every_measured_sum_would_take() -> None:
     said = next(line for line in text(found).splitlines() if line.startswith("Gradients of stage 0"))
     assert (
         "over 4 ranks by rings 2 in " in said
-        and "; ring would take " in said
-        and "direct would take " in said
+        and "; direct would take " in said
+        and ", ring would take " in said
     )
     assert data(found)["sums"]["name"] == "rings 2"  # type: ignore[index]
     assert explain(question(hosts())).sums is None
