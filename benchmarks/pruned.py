@@ -288,6 +288,10 @@ def _theirs(folder: Path, rank: int, width: int, kind: str) -> Beside:
         assert work is not None
         return work.get_future().then(lambda done: done.value()[0])
 
+    count.__annotations__ = {
+        "bucket": torch.distributed.GradBucket,
+        "return": torch.futures.Future[torch.Tensor],
+    }
     model.register_comm_hook(None, count)
 
     def step() -> None:
