@@ -19,6 +19,7 @@ from planner.layout import (
     LocalOperation,
     Mesh,
     named_reads,
+    path,
 )
 from planner.spatial import GETITEM, Operation
 
@@ -180,6 +181,8 @@ def _converted(own: Sequence[LocalOperation], found: LocalGraph) -> frozenset[st
     for done in own:
         for argument, name in done.reads():
             if done.operation.operation != GETITEM:
-                other = done.inputs[argument].cuts != found.layouts[name][0].cuts
+                trained = name in found.trained
+                steps = path(found.layouts[name][0], done.inputs[argument], found.mesh, trained=trained)
+                other = any(step.forward != "none" for step in steps)
                 reads[name] = reads.get(name, True) and other
     return frozenset(name for name, other in reads.items() if other)

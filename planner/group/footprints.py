@@ -30,6 +30,7 @@ from planner.spatial import GETITEM
 ATTENTION: Final = "aten.scaled_dot_product_attention"
 _NUMBER: Final = 8  # bytes of a class, a position or a place in a table
 _STATISTIC: Final = 4  # bytes of a mean, a deviation, or the sum of a row of attention
+_ROW: Final = 40  # bytes that a cross entropy over classes in parts keeps of a row besides its logits
 _NUMBERS: Final = ("indices", "target", "index")
 _PIECES: Final = frozenset(
     f"aten.{x}" for x in ["chunk", "split", "split_with_sizes", "select", "unbind", "slice", "narrow"]
@@ -122,7 +123,7 @@ class _Walk:
         layers: dict[str, _Layer] = defaultdict(_Layer)
         for name in self.found.layouts.keys() - self.owner.keys():
             self._new((name, None), self.found.layouts[name])
-        last = {name for name in self.owner if name in self.found.made}
+        read_by_some = {name for done in self.found.placed for name in done.operation.reads()}
         for done in self.found.placed:
             own, name = layers[done.operation.layer], done.operation.name
             own.steps += self._steps(done, own)
@@ -130,7 +131,7 @@ class _Walk:
                 if self.owner.get(read, "") != done.operation.layer and not read.startswith(STATE_PREFIX):
                     own.entering.add(self.root[read, None])
                     layers[self.owner.get(read, "")].leaving.add(self.root[read, None])
-            if name in last:
+            if name not in read_by_some:
                 own.leaving.add(self.root[name, None])
         return layers
 
@@ -153,8 +154,14 @@ class _Walk:
                     yield from self._conversion((tensor, None), (tensor, want), have, want)
         yield self._computed(done, read)
         for before, after in zip(self.found.made.get(name, ()), self.found.layouts[name], strict=False):
-            self.root[name, before], self.grad[name, before] = self.root[name, None], self.grad[name, None]
-            yield from self._conversion((name, before), (name, None), before, after)
+            yield from self._resolved(name, before, after)
+
+    def _resolved(self, name: str, before: GroupLayout, after: GroupLayout) -> Iterator[_Step]:
+        """Yields the sum of addends that takes the place of what it sums."""
+        steps = path(before, after, self.found.mesh, trained=name in self.found.trained)
+        if any(step.forward != "none" for step in steps):
+            made = self.bytes[self.root[name, None]]
+            yield _Step(forward=made + max(self._passing(x, x.forward, self.element) for x in steps))
 
     def _conversion(
         self, source: Storage, target: Storage, have: GroupLayout, want: GroupLayout
@@ -219,6 +226,8 @@ class _Walk:
         step.grads = [self.grad[x] for x in read.values() if x[0] in self.found.trained and not _is_state(x)]
         step.passing = kind in _PASSING
         step.keeps = self._kept(done, tensors, step.makes)
+        if kind == "aten.cross_entropy_loss" and "classes" not in done.kernels.values():
+            step.backward = self.bytes[tensors["self"]]  # the gradient of its logarithms
         states = [x for x in read.values() if _is_state(x) and x[0] in self.found.trained]
         step.weights = sum(self._state_bytes(done, x) for x in states)
         if states and kind in _WEIGHTED:
@@ -272,6 +281,9 @@ class _Walk:
         name = done.operation.name
         if kernel == "dropped":
             step.forward += 3 * self.element * prod(done.operation.outputs[0])
+        elif kernel == "classes":
+            rows = self._share(done, "target")
+            step.keeps.add(self._extra(name, "rows", _ROW * rows))
         elif kernel == "vocabulary":
             step.keeps.add(self._extra(name, "mask", self._share(done, "indices")))
         elif kernel == "causal":
@@ -359,5 +371,11 @@ def _bytes(layout: GroupLayout, size: int) -> int:
 
 
 def in_proportion(measured: int, own: int, of_whole: int) -> int:
-    """Returns measured bytes of a whole layer as a rank has them, which the walk says to be `own` of `of_whole`."""
-    return ceil(measured * own / of_whole) if of_whole else measured + own
+    """Returns measured bytes of a whole layer as a rank has them.
+
+    What the walk does not explain of them shrinks as what it explains.
+    Args: `own` is what the walk says of the rank, and `of_whole` of the whole layer.
+    """
+    if measured <= of_whole:
+        return ceil(measured * own / of_whole) if of_whole else own
+    return own + ceil((measured - of_whole) * (min(1.0, own / of_whole) if of_whole else 1.0))

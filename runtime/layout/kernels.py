@@ -107,17 +107,40 @@ def _share(call: LocalCall, arguments: Arguments) -> Tensor:
     return call.run(arguments) * (own / (prod(out.local_shape(here, mesh)) * prod(source.shape)))
 
 
-def _vocabulary(call: LocalCall, arguments: Arguments) -> Tensor:
-    """Returns this rank's addend of rows taken from a table that is cut along its rows: zero where another has it."""
-    weight, indices = _tensor(arguments, "weight"), _tensor(arguments, "indices")
-    start = call.start("weight", 0)
-    here = (indices >= start) & (indices < start + len(weight))
-    padding = arguments.get("padding_idx", -1)
-    assert isinstance(padding, int)
-    own = padding - start if start <= padding < start + len(weight) else -1
-    local = torch.where(here, indices - start, 0)
-    found = call.run(arguments, indices=local, padding_idx=own)
-    return found.masked_fill_(~here.unsqueeze(-1), 0)
+@dataclass(frozen=True)
+class OwnPlaces:
+    """The places of rows in this rank's part of a table, as a call in a stage's graph; 0 for rows of other ranks."""
+
+    start: int
+    rows: int
+
+    def __call__(self, indices: Tensor) -> Tensor:
+        return torch.where(self.here(indices), indices - self.start, 0)
+
+    def here(self, indices: Tensor) -> Tensor:
+        """Returns which rows are this rank's."""
+        return (indices >= self.start) & (indices < self.start + self.rows)
+
+    def padding(self, index: int) -> int:
+        """Returns the place of the row that gets no gradient, -1 where another rank has it."""
+        return index - self.start if self.start <= index < self.start + self.rows else -1
+
+
+@dataclass(frozen=True)
+class OwnRows:
+    """Rows that were taken from this rank's part of a table: an addend, zero where another rank has the row."""
+
+    places: OwnPlaces
+
+    def __call__(self, found: Tensor, indices: Tensor) -> Tensor:
+        return found.masked_fill_(~self.places.here(indices).unsqueeze(-1), 0)
+
+
+def own_places(call: LocalCall) -> OwnPlaces:
+    """Returns the places of rows of a table that is cut along its rows."""
+    cut = call.placed.inputs["weight"].cuts[0]
+    assert cut is not None and cut.blocks == 1
+    return OwnPlaces(call.start("weight", 0), cut.length(cut.place(call.group.position, call.group.mesh)))
 
 
 class _Rows(FunctionCtx):
@@ -239,7 +262,6 @@ def _grouped(call: LocalCall, arguments: Arguments) -> Tensor:
 
 KERNELS: Final[Mapping[str, Kernel]] = {
     "share": _share,
-    "vocabulary": _vocabulary,
     "classes": _classes,
     "causal": _causal,
     "dropped": _dropped,
