@@ -120,7 +120,8 @@ def _gather(x: Tensor, source: GroupLayout, target: GroupLayout, axis: int, grou
 
 
 def _own(x: Tensor, source: GroupLayout, target: GroupLayout, axis: int, group: CutGroup) -> Tensor:
-    return _parts(x, target, axis, group)[group.position[axis]].contiguous()
+    part = _parts(x, target, axis, group)[group.position[axis]]
+    return part.clone(memory_format=torch.contiguous_format)  # a view would keep all of the tensor
 
 
 def _reduce(x: Tensor, source: GroupLayout, target: GroupLayout, axis: int, group: CutGroup) -> Tensor:

@@ -23,7 +23,7 @@ HEADS = "blocks.*.attention:heads,blocks.*.feedforward:hidden"
 SEQUENCE = f"{HEADS},token:sequence,blocks.*:sequence,norm:sequence"
 VOCABULARY = f"{HEADS},token:vocabulary,head:out"
 CHANNELS = "input:hidden,down.*:hidden,up.*.convolutions:hidden"
-LAYERS = "model.layers.*.self_attn:heads,model.layers.*.mlp:hidden"
+LAYERS = "model.layers.*.mlp:hidden"
 
 
 class Case(NamedTuple):
@@ -57,8 +57,10 @@ CASES: Mapping[str, Case] = {
     "GPT-2 in two stages": Case("gpt2", TINY, SEQUENCE, (2,), pipeline=2),
     "GPT-2, backward in halves": Case("gpt2", TINY, HEADS, (2,), "zb-h1", 2),
     "GPT-2, sequence, backward in halves": Case("gpt2", TINY, SEQUENCE, (2,), "zb-h1", 2),
+    "GPT-2, vocabulary, backward in halves": Case("gpt2", TINY, VOCABULARY, (2,), "zb-h1", 2),
+    "U-Net, backward in halves": Case("unet3d", (("size", "tiny"),), CHANNELS, (2,), "zb-h1", 2, micro=2),
     "GPT-2 recomputed": Case("gpt2", TINY, HEADS, (2,), pipeline=2, recompute=True),
-    "Llama by heads": Case("tests/runtime/workloads/hf_llama.py", (), LAYERS, (2,), micro=2),
+    "Llama by columns": Case("tests/runtime/workloads/hf_llama.py", (), LAYERS, (2,), micro=2),
 }
 
 
