@@ -176,13 +176,11 @@ class _Convolution(torch.autograd.Function):
         settings: tuple[list[int], list[int], list[int], bool, list[int], int],
         made_bias: bool,
     ) -> Tensor:
-        ctx.store, ctx.parameters, ctx.settings = store, (weight, bias), settings
-        ctx.made_bias = made_bias
+        ctx.store, ctx.parameters, ctx.settings, ctx.made_bias = store, (weight, bias), settings, made_bias
         used = _cast(weight, dtype)
         ctx.save_for_backward(x, used)
         bias = None if bias is None else _cast(bias, dtype)
-        y: Tensor = torch.ops.aten.convolution.default(x, used, bias, *settings)
-        return y
+        return torch.ops.aten.convolution.default(x, used, bias, *settings)  # type: ignore[no-any-return]
 
     @staticmethod
     @once_differentiable
@@ -192,10 +190,8 @@ class _Convolution(torch.autograd.Function):
         sizes = None if bias is None else list(bias.shape)
         settings, shaped = ctx.settings, store.like(used)
 
-        def half(of: Tensor, mask: list[bool]) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-            grads: tuple[Tensor | None, Tensor | None, Tensor | None]
-            grads = torch.ops.aten.convolution_backward.default(dy, x, of, sizes, *settings, mask)
-            return grads
+        def half(of: Tensor, mask: list[bool]) -> list[Tensor | None]:
+            return list(torch.ops.aten.convolution_backward.default(dy, x, of, sizes, *settings, mask))
 
         def debt() -> None:
             trained = bias is not None and bias.requires_grad and not made
@@ -208,7 +204,7 @@ class _Convolution(torch.autograd.Function):
         made = ctx.made_bias
         store.owe(debt)
         passed = [ctx.needs_input_grad[1], False, made and ctx.needs_input_grad[3]]
-        dx, _, db = half(used, passed) if any(passed) else (None, None, None)
+        dx, _, db = half(used, passed) if any(passed) else [None] * 3
         return None, dx, None, db, None, None, None
 
 
@@ -220,8 +216,7 @@ class _Embedding(torch.autograd.Function):
         ctx.store, ctx.parameters = store, (weight, None)
         ctx.padding_index, ctx.scale_by_frequency = padding, by_frequency
         ctx.save_for_backward(indices)
-        y: Tensor = torch.ops.aten.embedding.default(weight, indices, padding, by_frequency)
-        return y
+        return torch.ops.aten.embedding.default(weight, indices, padding, by_frequency)  # type: ignore[no-any-return]
 
     @staticmethod
     @once_differentiable
@@ -302,5 +297,4 @@ def embedding(
 
     Args: `store` takes the debt; the others are those of `aten.embedding`.
     """
-    y: Tensor = _Embedding.apply(store, weight, indices, padding, by_frequency)  # type: ignore[no-untyped-call]
-    return y
+    return _Embedding.apply(store, weight, indices, padding, by_frequency)  # type: ignore[no-any-return, no-untyped-call]
