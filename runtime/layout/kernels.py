@@ -192,6 +192,8 @@ class _Classes(torch.autograd.Function):
 def _classes(call: LocalCall, arguments: Arguments) -> Tensor:
     """Returns the cross entropy of logits that are cut along the classes: three small sums over the ranks."""
     logits, target = _tensor(arguments, "self"), _tensor(arguments, "target")
+    if torch.is_autocast_enabled(logits.device.type) and logits.dtype in (torch.bfloat16, torch.float16):
+        logits = logits.float()  # as torch's own cross entropy is computed under autocast
     axes = call.axes("classes")
     smoothing = arguments.get("label_smoothing", 0.0)
     assert isinstance(smoothing, int | float)
