@@ -142,11 +142,12 @@ def simulate(
         if path is not None:
             files.refuse_overwrite(path, force)
     from planner.simulate import period_of_plan, simulate_plan
+    from planner.trace import perfetto
 
     loaded = right_plan(plan)
     timeline = simulate_plan(loaded)
     if trace is not None:
-        files.write_whole(trace, show.perfetto(timeline))
+        files.write_whole(trace, perfetto(loaded, {"predicted": timeline}))
     if svg is not None:
         files.write_whole(svg, show.svg(timeline))
     data = {"makespan_ns": timeline.makespan_ns, "period_ns": period_of_plan(loaded)}
