@@ -54,6 +54,7 @@ ORDER = (
     "planner.explore",
     "planner.calibrate",
     "planner.show",
+    "planner.advice",
     "planner.report",
     "planner.notebook",
     "planner.cli",
@@ -108,6 +109,7 @@ VIEWS = ("_repr_html_", "plot")
 MOST_LINES = 300
 MOST_FILES = 300  # in the rooms of the house as it was built
 LATER_ROOMS = (
+    "planner.advice",
     "planner.choose",
     "runtime.bridges",
     "planner.export",
