@@ -161,7 +161,7 @@ def _printed(given: LaunchOptions, plan: Plan, folder: Path) -> None:
         cuda=given.device == "cuda",
     )
     text = FORMS[how](plan, told)
-    given.out.result({"form": how, "text": text}, lambda: text.rstrip("\n"))
+    given.out.file({"form": how, "text": text}, text.rstrip("\n"))
 
 
 def _prepared(given: LaunchOptions, plan: Plan, folder: Path, settings: dict[str, Any]) -> None:

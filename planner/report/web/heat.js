@@ -54,7 +54,8 @@ class Heat {
         if (!mark || !strength) continue;
         ink.globalAlpha = strength;
         ink.fillStyle = marks[mark];
-        ink.fillRect(this.x(from), row * this.tall, this.x(from + together) - this.x(from) + 0.5, this.tall - 0.5);
+        const left = Math.round(this.x(from)); // whole pixels: cells neither overlap nor leave a gap
+        ink.fillRect(left, row * this.tall, Math.max(1, Math.round(this.x(from + together)) - left), this.tall - 0.5);
       }
     ink.globalAlpha = 1;
     this.axes(ink, box);
