@@ -83,7 +83,7 @@ def read_rank_trace(path: Path, run: Timeline) -> RankTrace:
             where=str(path),
             allowed="what `launch --profile-step N` has ranks write",
         )
-    at_us, host_ns = min(marks)
+    at_us, host_ns = min(marks, key=lambda mark: mark[0] - mark[1] / 1e3)  # the one that began at once
     offsets = dict(zip(run.clock_rank.tolist(), run.clock_offset_ns.tolist(), strict=True))
     return RankTrace(rank=rank, moved_us=(host_ns + offsets.get(rank, 0)) / 1e3 - at_us, events=tuple(events))
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from runtime.runfolder import Result
 
 Backend = Literal["inline", "local", "slurm"]
-LOOP = ("ema", "grad_norm", "eval_every", "best_by", "keep_best", "patience")
+LOOP = ("ema", "grad_norm", "eval_every", "best_by", "keep_best", "patience", "profile_step")
 KEPT = ("keep", "keep_every")
 DATA = ("data_workers", "pin_memory", "drop_last")
 
