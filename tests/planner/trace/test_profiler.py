@@ -24,7 +24,7 @@ def test_what_ranks_compute_lies_within_the_actions_that_compute_it(
     files = sorted((run / "profiles").iterdir())
     assert len(files) == 2
     told = [f"--profiler={file}" for file in files]
-    page = f"-o={tmp_path / 'page.html'}"
+    page = f"--output={tmp_path / 'page.html'}"
     assert sw.run(["report", PLAN, str(run), *told, f"--trace={trace}", page]) == 0
     events = json.loads(trace.read_text())["traceEvents"]
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
