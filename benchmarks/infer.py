@@ -22,10 +22,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from benchmarks.harness import Cell, Result, Table, above, below, main
-from runtime.infer import InferPlan, InferRequest, Tasks, prepared
+from runtime.infer import InferPlan, InferRequest, prepared
 from runtime.infer.box_work import Work
 from runtime.infer.chunk import best
 from runtime.infer.folder import boxes
+from runtime.leases import Tasks
 
 MODEL = """
 import torch

@@ -7,21 +7,25 @@ Start at `checkpoint.py`, which reads, and `writer.py`; `integrity.py` judges wh
 
 from runtime.checkpoint.checkpoint import Checkpoint, latest, of_run
 from runtime.checkpoint.integrity import (
+    INDEX,
     PREFIX,
     Facts,
     complete,
+    flaw,
     folder_of,
     last_sound,
     newest,
+    remove,
     remove_partial,
 )
-from runtime.checkpoint.part import CheckpointPart, write_initial
+from runtime.checkpoint.part import CheckpointPart, write_alone, write_initial
 from runtime.checkpoint.pretrained import numbers, read
 from runtime.checkpoint.storage import Copies, Keeping, steps_between, write_s
 from runtime.checkpoint.tensor_file import Elements
 from runtime.checkpoint.writer import CheckpointWriter
 
 __all__ = [
+    "INDEX",
     "PREFIX",
     "Checkpoint",
     "CheckpointPart",
@@ -31,6 +35,7 @@ __all__ = [
     "Facts",
     "Keeping",
     "complete",
+    "flaw",
     "folder_of",
     "last_sound",
     "latest",
@@ -38,8 +43,10 @@ __all__ = [
     "numbers",
     "of_run",
     "read",
+    "remove",
     "remove_partial",
     "steps_between",
+    "write_alone",
     "write_initial",
     "write_s",
 ]

@@ -23,6 +23,7 @@ from runtime.checkpoint.integrity import (
     KEPT,
     MODEL,
     OF_PIECES,
+    OUTER,
     STATE,
     VERSION,
     Facts,
@@ -62,6 +63,12 @@ class Checkpoint:
             raise BadInput(f"version {index.version}", where=str(folder / INDEX), allowed=allowed)
         return cls(folder, index.facts, index.files, index.settings, index.names, index.pieces)
 
+    @property
+    def held(self) -> list[str]:
+        """Returns the names of all parameters and buffers that it has, in order."""
+        keys = {*self.files, *self.pieces}
+        return sorted(key.removeprefix(MODEL) for key in keys if key.startswith(MODEL))
+
     def parameters(self, names: Iterable[str]) -> dict[str, Tensor]:
         """Reads parameters and buffers.
 
@@ -98,6 +105,10 @@ class Checkpoint:
     def kept(self, names: Iterable[str]) -> dict[str, Tensor]:
         """Reads the indices of the entries that the state of pruned parameters has; whole ones have none."""
         return self._read({name: KEPT + name for name in names if KEPT + name in self.files})
+
+    def momentum(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Reads the momentum of the step that islands take together, where there is any."""
+        return self._read({name: OUTER + name for name in names if OUTER + name in self.files})
 
     def averages(self, names: Iterable[str]) -> dict[str, Tensor]:
         """Reads the averages of some parameters, where the run has kept any."""

@@ -25,6 +25,7 @@ INDEX = "index.json"
 SUM_OF_INDEX = "index.sum"
 VERSION, OF_PIECES = 2, 3  # of an index without pieces, and with some
 MODEL, STATE, AVERAGE = "model/", "optimizer/", "average/"  # before the names of tensors
+OUTER = "outer/"  # before the names of parameters: the momentum of the step that islands take together
 KEPT = "kept/"  # before the names of pruned parameters: the entries that their state has
 PREFIX, SPOILED = "step-", "spoiled-"
 BLOCK_BYTES = 2**22

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -19,6 +20,7 @@ from runtime.checkpoint.integrity import (
     KEPT,
     MODEL,
     OF_PIECES,
+    OUTER,
     STATE,
     SUM_OF_INDEX,
     VERSION,
@@ -50,6 +52,7 @@ class CheckpointPart:
     kept: Mapping[str, Tensor] = field(
         default_factory=dict
     )  # the entries of pruned parameters that `state` has
+    momentum: Mapping[str, Tensor] = field(default_factory=dict)  # of the step that islands take together
     moving: frozenset[str] = frozenset()  # names that a forward pass writes, before any update
 
     def on_host(self) -> CheckpointPart:
@@ -96,6 +99,7 @@ def write_part(
     """
     flat = {MODEL + name: tensor for name, tensor in part.tensors.items()}
     flat |= {AVERAGE + name: tensor for name, tensor in part.averages.items()}
+    flat |= {OUTER + name: tensor for name, tensor in part.momentum.items()}
     flat |= {KEPT + name: tensor for name, tensor in part.kept.items()}
     flat |= {f"{STATE}{name}/{key}": x for name, row in part.state.items() for key, x in row.items()}
     split = part.split()
@@ -182,15 +186,33 @@ def write_initial(
         the checkpoint `before`, if any.
     Returns: the checkpoint.
     """
-    target = folder_of(folder, facts.step)
-    building = target.with_suffix(".partial")
-    building.mkdir(parents=True)
     part = CheckpointPart(rank=0, tensors=tensors)
     if before is not None:
         plain = {name: {"state": row.get("state", {})} for name, row in before.settings.items()}
         part = replace(part, state=before.state(tensors), kept=before.kept(tensors), settings=plain)
-    write_part(building, part.on_host())
-    publish(building, target, [0], facts, names)
+    return write_alone(folder, part, facts, names)
+
+
+def write_alone(
+    folder: Path, part: CheckpointPart, facts: Facts, names: Mapping[str, str], *, by: str = ""
+) -> Checkpoint:
+    """Writes a checkpoint as one part, by one process.
+
+    Args: `folder` has the checkpoints of a run; `by` tells this process from others that write the same one, of which
+        the first to be done counts.
+    Returns: the checkpoint, whoever has written it.
+    Raises: OSError where it cannot be written.
+    """
+    target = folder_of(folder, facts.step)
+    building = target.with_suffix(f"{by and '.'}{by}.partial")
+    building.mkdir(parents=True)
+    try:
+        write_part(building, part.on_host())
+        publish(building, target, [0], facts, names)
+    except OSError:
+        shutil.rmtree(building, ignore_errors=True)
+        if not by or not (target / INDEX).is_file():
+            raise
     return Checkpoint.open(target)
 
 

@@ -13,9 +13,9 @@ from planner.errors import BadInput, Interrupted
 from planner.files import absolute
 from runtime.cli import runs
 from runtime.cli import slurm as slurm_options
-from runtime.cli.infer import register_infer
 from runtime.cli.keep import register_dedup, register_prune
 from runtime.cli.launch_options import PANELS, LaunchOptions
+from runtime.cli.shared_work import launch_islands, refuse_without_islands, register_infer
 from runtime.runfolder import unused
 
 if TYPE_CHECKING:
@@ -67,6 +67,10 @@ def launch(given: LaunchOptions) -> None:
     if not (given.dry_run or given.check or given.print_):  # which import nothing
         runs.trusted(chosen, given.plan, trust=given.trust)
     settings = _settings(given, chosen, folder, backend)
+    if given.islands is not None:
+        launch_islands(given, chosen, folder, settings, backend)
+        return
+    refuse_without_islands(given)
     if given.prepare:
         _prepared(given, chosen, folder, settings)
         return

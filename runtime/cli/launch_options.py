@@ -11,7 +11,6 @@ from typer.models import OptionInfo
 
 from planner import terminal
 from planner.cli import Json, PlanFile
-from runtime.cli import runs
 from runtime.cli import slurm as slurm_options
 
 PANELS = {
@@ -29,11 +28,13 @@ PANELS = {
     ),
     "Evaluation": ("eval_every", "best_by", "keep_best", "patience"),
     "Data": ("data_workers", "pin_memory", "drop_last"),
+    "Islands": ("islands", "rounds", "inner_steps", "shards", "outer"),
     "Checkpoints and failures": ("save_every", "keep", "keep_every", "copies", "restarts", "failures"),
 }
 _NOT_OF_A_RUN = (
     *("local", "inline", "on_slurm", "trust", "wait", "dry_run", "check", "print_", "image", "prepare"),
     *("elastic", "profile", "cluster", "fix", "as_json", "run"),
+    *("islands", "rounds", "inner_steps", "shards", "outer"),
 )
 
 
@@ -103,6 +104,26 @@ class LaunchOptions:
         Path | None, typer.Option(metavar="FILE", help="train on these alone: an index from `dedup`")
     ] = None
     drop_last: Annotated[bool, typer.Option("--drop-last", help="end epochs with a whole step")] = False
+    islands: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="train by N runs that meet once a round in the run folder alone"),
+    ] = None
+    rounds: Annotated[
+        int | None, typer.Option(help="of islands: weights are added up at the end of each")
+    ] = None
+    inner_steps: Annotated[
+        int | None, typer.Option(help="steps of a shard in a round; --dry-run advises how many")
+    ] = None
+    shards: Annotated[
+        int | None,
+        typer.Option(help="of the samples, each with its own optimizer state; by default N"),
+    ] = None
+    outer: Annotated[
+        str,
+        typer.Option(
+            metavar="sgd[:RATE[:MOMENTUM]]", help="step on the mean change of a round; by default the mean"
+        ),
+    ] = ""
     save_every: Annotated[int, typer.Option(help="steps between checkpoints; 0: one at the end")] = 0
     keep: Annotated[int, typer.Option(help="complete checkpoints that stay")] = 2
     keep_every: Annotated[
@@ -130,7 +151,7 @@ class LaunchOptions:
     run: Annotated[Path | None, typer.Option(metavar="FOLDER", help="run folder; an old one is resumed")] = (
         None
     )
-    trust: runs.Trust = False
+    trust: slurm_options.Trust = False
     wait: Annotated[bool, typer.Option("--wait", help="return when the run has ended, with its status")] = (
         False
     )

@@ -15,6 +15,8 @@ from planner.cli import Force, Json, PlanFile, RunFolder
 from planner.errors import BadInput
 from planner.files import absolute
 from planner.shown import one_line, printable
+from runtime.cli.shared_work import islands_in, lines_of_islands, status_of_islands
+from runtime.cli.slurm import Trust
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,11 +36,6 @@ def register_runs(app: typer.Typer) -> None:
     app.command("cancel", epilog="Example: shardwright cancel runs/gpt2-plan-20260101-120000")(cancel)
     app.command("doctor", epilog="Example: shardwright doctor")(doctor)
     app.command("probe", epilog="Example: shardwright probe --local -o cluster.yaml")(probe)
-
-
-Trust = Annotated[
-    bool, typer.Option("--trust", help="run the plan's workload file wherever it lies, without asking")
-]
 
 
 def trusted(plan: Plan, file: Path, *, trust: bool) -> None:
@@ -81,9 +78,12 @@ def place(url: str | None) -> str:
 
 
 def status(run: RunFolder, as_json: Json = False) -> None:
-    """Say where a run stands: its state and why, step, loss, speed beside the plan's, time left; or an inference."""
+    """Say where a run stands: its state and why, step, loss, speed beside the plan's, time left; or an inference, or islands."""
     from runtime import launch as launching
 
+    if (islands := islands_in(run)) is not None:
+        status_of_islands(islands, terminal.Output(as_json=as_json))
+        return
     if inferred := _inferred(run):
         from runtime import infer
 
@@ -122,6 +122,8 @@ def logs(
             lambda: sorted(inferred.logs.glob("*")),
             lambda: follow and not as_json and infer.status_of(inferred).state == "unfinished",
         )
+    elif (islands := islands_in(run)) is not None:
+        lines = lines_of_islands(islands, rank, follow=follow and not as_json)
     else:
         lines = launching.lines_of(run, rank, follow=follow and not as_json)
     if as_json:
@@ -136,7 +138,10 @@ def cancel(run: RunFolder, as_json: Json = False) -> None:
     """End a run; it can be resumed from its last complete checkpoint."""
     from runtime import launch as launching
 
-    launching.cancel(run)
+    if (islands := islands_in(run)) is not None:
+        islands.paths.cancelled.touch()
+    else:
+        launching.cancel(run)
     terminal.Output(as_json=as_json).result({"run": str(run), "cancelled": True}, lambda: f"{run}: cancelled")
 
 

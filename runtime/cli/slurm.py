@@ -30,6 +30,10 @@ Fix = Annotated[
     list[str] | None, typer.Option("--fix", help="what --elastic may not decide", metavar="KEY=VALUE")
 ]
 
+Trust = Annotated[
+    bool, typer.Option("--trust", help="run the plan's workload file wherever it lies, without asking")
+]
+
 
 @dataclass(frozen=True, kw_only=True)
 class JobOptions:

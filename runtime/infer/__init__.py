@@ -1,7 +1,7 @@
 """Applies a trained model to volumes larger than memory: exactly, box by box, or blended where that cannot be.
 
 In: an `InferRequest` with a workload, its weights and a volume. Out: another volume, written by any number of processes
-that share its boxes through a folder (`leases.py`), and the state of that folder.
+that share its boxes through a folder (`runtime.leases`), and the state of that folder.
 Start reading in `start.py` (what is settled), then `model.py` (what is computed for a box), `work.py` (who computes
 which box), `chunk.py` (how large a box is) and `storage.py` (where numbers lie).
 """
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from planner.doors import later
 from runtime.infer.folder import InferFolder, InferStatus, status_of, status_text
-from runtime.infer.leases import Lease, TaskCounts, Tasks
 
 if TYPE_CHECKING:
     from runtime.infer.start import InferPlan, InferRequest, prepared
@@ -23,9 +22,6 @@ __all__ = [
     "InferPlan",
     "InferRequest",
     "InferStatus",
-    "Lease",
-    "TaskCounts",
-    "Tasks",
     "prepared",
     "queue",
     "run",

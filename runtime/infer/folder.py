@@ -16,7 +16,7 @@ from pathlib import Path
 from planner.errors import BadInput
 from planner.files import read_bytes, read_record
 from planner.spatial import Box
-from runtime.infer.leases import Tasks
+from runtime.leases import Tasks
 
 TASKS = ".tasks"  # behind the name of the output
 SAMPLES = 3  # tasks that are named in a message

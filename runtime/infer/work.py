@@ -26,10 +26,10 @@ from planner.errors import BadInput, Interrupted, ShardwrightError
 from planner.files import write_whole
 from runtime import slurm
 from runtime.infer.folder import InferFolder, InferJob, InferStatus, box_of, status_of
-from runtime.infer.leases import Lease
 from runtime.infer.model import Applied, share
 from runtime.infer.start import InferPlan
 from runtime.infer.storage import Numbers, Volume, created, opened, written
+from runtime.leases import Lease
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # or the limit of a user
 LOOK_S = 0.5

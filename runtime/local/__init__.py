@@ -8,14 +8,18 @@ Start reading in `run.py`; `main.py` is the supervisor process, `supervise.py` i
 from runtime.local.run import LocalBackend, start
 from runtime.local.supervise import (
     STACKS_S,
+    RankWatch,
     be_a_rank,
+    fork_ranks,
     supervise,
 )
 
 __all__ = [
     "STACKS_S",
     "LocalBackend",
+    "RankWatch",
     "be_a_rank",
+    "fork_ranks",
     "start",
     "supervise",
 ]

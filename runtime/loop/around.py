@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
+
+from torch import Tensor
 
 from planner.capture import Captured
 from planner.errors import BadInput
@@ -40,6 +43,16 @@ def cores_of_rank(ranks: int) -> int:
     """
     told = os.environ.get("SLURM_CPUS_PER_TASK", "")
     return int(told) if told.isdecimal() else len(os.sched_getaffinity(0)) // max(1, ranks)
+
+
+def of_shard(wanted: Wanted, job: Job) -> Wanted:
+    """Returns what a rank reads where the run has one of several shards of the stream.
+
+    The steps of the stream go round the shards, so that a step of all of them is one of as many replicas.
+    """
+    samples = wanted.step_samples
+    first = wanted.first + job.shard * (samples // wanted.micro)
+    return replace(wanted, first=first, step_samples=samples * job.shards)
 
 
 class Around:
@@ -97,15 +110,22 @@ class Around:
         stream = self.samples.stream
         return {} if stream.length is None else {"epoch_samples": float(stream.epoch_samples)}
 
+    def steps(self, sample: int) -> Iterator[dict[int, Mapping[str, Tensor]]]:
+        """Yields the batches of a training, without end.
+
+        Args: `sample` is where it stands: the samples that it has trained on.
+        """
+        return self.samples.steps(sample * self._job.shards)
+
     def batches(self, evaluated: object | None = None) -> Batches:
         """Opens the samples of the training, or those of a dataset that is evaluated.
 
         Args: `evaluated` is that dataset.
         """
-        job, pinned = self._job, self._job.pin_memory
+        job, pinned, wanted = self._job, self._job.pin_memory, self._rank.wanted()
         return Batches(
             self._workload,
-            self._rank.wanted(),
+            of_shard(wanted, job) if evaluated is None else wanted,
             self._captured.batch_values,
             seed=job.seed,
             graph=self._rank.graph,

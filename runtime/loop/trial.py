@@ -131,6 +131,7 @@ def described(plan: Plan, workload: Workload, captured: Captured, job: Job) -> d
         "limit of gradients": f"{job.clip_norm} by {job.clip_by}",
         "precision": plan.precision,
         "index of samples": index_digest(job.samples),
+        **({"shard": f"{job.shard} of {job.shards}"} if job.shards > 1 else {}),
     }
     with suppress(Exception):  # whatever user code raises
         found |= _rates(workload, captured)

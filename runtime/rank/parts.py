@@ -57,6 +57,7 @@ class RankOptions:
     ema: float | None = None  # decay of the average of parameters
     made_up: bool = False  # what comes from other ranks is: no number is judged
     masks: Masks | None = None  # of pruned weights
+    shard: int = 0  # of the stream of samples, that this run trains on
 
 
 def check_supported(plan: Plan, captured: Captured) -> None:
@@ -84,13 +85,12 @@ class RankParts:
         updates.check(plan, self.graph, options.clip_norm, options.clip_by)
         self.stage_of = stages_of_layers(plan, self.graph)
         self.mesh = RankMesh.of(plan)
-        self.held = self.mesh.held(world.rank)
         self.edges = [i for i in range(1, len(self.stage_of)) if self.stage_of[i] != self.stage_of[i - 1]]
-        self.place = self.mesh.by_rank[world.rank]
+        self.held, self.place = self.mesh.held(world.rank), self.mesh.by_rank[world.rank]
         self.schedule = schedule_of(plan, self.place.data)
         self.routes = routes_of(self.graph, self.stage_of)
         check_hops(self.routes, plan.hops)
-        self.keys = Keys(options.seed, world.device)
+        self.keys = Keys(options.seed, world.device, first=options.shard * plan.batch.whole)
         named = with_names(self.graph, self.captured.layout)
         self.cut = graph_on_group(plan, named) if is_cut(plan) else None
         parts = places_of_parts(self.cut) if self.cut is not None else None

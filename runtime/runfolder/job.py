@@ -48,6 +48,8 @@ class Job:
     store: Literal["none", "ram"] = "none"  # where samples are kept: ram is the memory of the nodes
     store_steps: int = 0  # of a window of the store; 0: as many as the memory has room for
     drop_last: bool = False  # whether an epoch ends with its last whole step
+    shards: int = 1  # of the stream of samples: each has every so many-th step
+    shard: int = 0  # the one that this run trains on
     device: Literal["cpu", "cuda"] = "cpu"
     deadline_s: float = 60.0  # without any progress of a rank
     rendezvous: str = "file"  # where ranks meet, in the words of `meeting`
@@ -72,6 +74,7 @@ class Job:
 
 MOST = 10**12
 MOST_READERS = 4096  # of a rank
+MOST_SHARDS = 10**5
 _WHOLE = {  # the least and the most
     "steps": (1, MOST),
     "seed": (0, 2**63 - 1),
@@ -85,6 +88,8 @@ _WHOLE = {  # the least and the most
     "profile_step": (0, MOST),
     "data_workers": (0, MOST_READERS),
     "store_steps": (0, MOST),
+    "shards": (1, MOST_SHARDS),
+    "shard": (0, MOST_SHARDS - 1),
     "restarts": (0, 10**6),
     "generation": (0, MOST),
 }
@@ -104,6 +109,8 @@ def check(job: Job) -> Job:
             raise BadInput(
                 f"{name} is {value!r}", where="launch", allowed=f"a whole number, {least} to {most}"
             )
+    if job.shard >= job.shards:
+        raise BadInput(f"shard is {job.shard}", where="launch", allowed=f"0 to {job.shards - 1}")
     for name in ("deadline_s", "clip_norm", "ema"):
         value = getattr(job, name)
         wrong = isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf")

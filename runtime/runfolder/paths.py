@@ -31,6 +31,11 @@ class Paths:
         return self.root / "job.json"
 
     @property
+    def islands(self) -> Path:
+        """Returns the file that makes the folder one that islands share."""
+        return self.root / "islands.json"
+
+    @property
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"
 

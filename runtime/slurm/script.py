@@ -182,22 +182,33 @@ def _step(request: JobRequest, options: Options) -> Iterator[str]:
     yield f"  {word(options.python or request.python)} -P -m {TASK} {word(str(request.folder))}"
 
 
-def array_text(folder: Path, elements: int, directory: str, cuda: bool, options: Options) -> str:
+def array_text(
+    folder: Path,
+    elements: int,
+    directory: str,
+    cuda: bool,
+    options: Options,
+    *,
+    room: str = "infer",
+    devices: int = 1,
+) -> str:
     """Returns the batch script of an array whose elements share the tasks of a folder.
 
-    Args: `folder` is that of the tasks; `directory` is where workers start; `options` are those of the site and user.
+    Args: `folder` is that of the tasks; `directory` is where workers start; `options` are those of the site and user;
+        `room` has the worker, `runtime.ROOM.work`, which uses so many `devices`.
     Raises: BadInput for a path or name that cannot stand in a script.
     """
+    cores = options.cpus_per_task or devices
     lines = [
         "#!/bin/bash",
-        directive("job-name", options.job_name or "infer"),
+        directive("job-name", options.job_name or room),
         *named(options),
         directive("array", f"0-{elements - 1}"),
         "#SBATCH --nodes=1",
         "#SBATCH --ntasks=1",
-        f"#SBATCH --cpus-per-task={options.cpus_per_task or 1}",
-        *([directive("gres", "gpu:1")] if cuda and options.gpu_flag == "gres" else []),
-        *([directive("gpus-per-node", "1")] if cuda and options.gpu_flag != "gres" else []),
+        f"#SBATCH --cpus-per-task={cores}",
+        *([directive("gres", f"gpu:{devices}")] if cuda and options.gpu_flag == "gres" else []),
+        *([directive("gpus-per-node", f"{devices}")] if cuda and options.gpu_flag != "gres" else []),
         directive("chdir", directory),
         directive("output", str(folder / "logs" / "%A_%a.out")),
         "#SBATCH --open-mode=append",
@@ -208,13 +219,13 @@ def array_text(folder: Path, elements: int, directory: str, cuda: bool, options:
         comment("Elements may be cancelled and the script submitted again at any time."),
         "set -e",
         *surroundings(options),
-        f"export OMP_NUM_THREADS={options.cpus_per_task or 1}",
+        f"export OMP_NUM_THREADS={max(1, cores // devices)}",
         "exec srun \\",
     ]
     if options.container is not None:
         words = container_words(options.container, folder, cuda=cuda)
         lines.append("  " + " ".join(map(word, words)) + " \\")
-    program = f"  {word(options.python or sys.executable)} -P -m runtime.infer.work {word(str(folder))}"
+    program = f"  {word(options.python or sys.executable)} -P -m runtime.{room}.work {word(str(folder))}"
     return "\n".join([*lines, program, ""])
 
 

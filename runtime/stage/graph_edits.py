@@ -40,13 +40,14 @@ class Keys:
     device: torch.device
     step: int = 0
     micro: int = 0  # numbered over all replicas
+    first: int = 0  # number over all shards of the stream of this run's micro-batch 0
 
     def reseed(self, operation: int) -> None:
         """Seeds the device's generator for one random operation of the current step and micro-batch.
 
         Args: `operation` is its number in the whole model.
         """
-        text = f"{self.seed}/{self.step}/{self.micro}/{operation}".encode()
+        text = f"{self.seed}/{self.step}/{self.first + self.micro}/{operation}".encode()
         key = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
         if self.device.type == "cuda":
             torch.cuda.manual_seed(key)

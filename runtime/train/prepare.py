@@ -106,6 +106,9 @@ def prepare(
         _try_samples(model, job, warn)
     copies = checkpoints.Copies(job.copies) if job.copies else None
     with runfolder.claimed(folder, refuse) as paths:
+        if paths.islands.exists():
+            allowed = "--islands, or a new folder with --run"
+            raise BadInput("is a folder that islands share", where=str(folder), allowed=allowed)
         checkpoints.remove_partial(paths.checkpoints)
         if copies is not None:
             copies.check()

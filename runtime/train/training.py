@@ -39,7 +39,10 @@ class Training:
         plan, captured, workload = model.plan, model.captured, keeping(model.workload, job.samples)
         self.plan, self.graph = plan, captured.graph
         self.world, self.job, self.paths, self._resident = world, job, paths, Resident()
-        masks = masks_of(plan, captured.graph, job, paths)
+        limit, by, masks = job.limit, job.clip_by, masks_of(plan, captured.graph, job, paths)
+        options = RankOptions(
+            seed=job.seed, shard=job.shard, clip_norm=limit, clip_by=by, ema=job.ema, masks=masks
+        )
         self.rank: Rank = assemble(
             plan,
             captured,
@@ -47,15 +50,12 @@ class Training:
             make_optimizer=workload.optimizer,
             lr_schedule=workload.lr_schedule,
             load=start,
-            options=RankOptions(
-                seed=job.seed, clip_norm=job.limit, clip_by=job.clip_by, ema=job.ema, masks=masks
-            ),
+            options=options,
             pulse=pulse,
         )
         self.rank.resume(start)
         self.rank.tracer.start = job.generation
-        self._training = start.facts.training
-        self.done, self.sample = start.facts.step, start.facts.sample
+        self.done, self.sample, self._training = start.facts.step, start.facts.sample, start.facts.training
         self._processor_s = 0.0  # of the last step
         self._around = Around(self.rank, workload, captured, job, paths, pulse)
         self._around.resume(start)
@@ -73,7 +73,7 @@ class Training:
 
     def batches(self) -> Iterator[Batch]:
         """Yields the batches from where the training stands, without end."""
-        return self._around.samples.steps(self.sample)
+        return self._around.steps(self.sample)
 
     def step(self, batch: Batch) -> Losses:
         """Trains one step.

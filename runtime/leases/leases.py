@@ -20,6 +20,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -124,6 +125,14 @@ class Tasks:
             total=len(self.names), done=len(done), held=len(held - done - aside), aside=len(aside)
         )
 
+    def finish(self, name: str, facts: Mapping[str, object]) -> None:
+        """Writes that a task is done, without holding it: as it was once done before.
+
+        Args: `facts` are kept with it, as JSON.
+        Raises: OSError where that cannot be written.
+        """
+        _write_done(self.folder, name, facts)
+
     def _take(self, name: str) -> Lease | None:
         folder = self.folder / "claims" / name
         folder.mkdir(exist_ok=True)
@@ -158,6 +167,10 @@ class Tasks:
         return time.monotonic() - since > self._patience_s
 
 
+def _write_done(folder: Path, name: str, facts: Mapping[str, object]) -> None:
+    write_whole(folder / "done" / f"{name}.json", json.dumps(facts))
+
+
 @dataclass
 class Lease:
     """One task that this process holds, while the `with` block lasts."""
@@ -167,20 +180,34 @@ class Lease:
     path: Path  # of the claim
 
     def __enter__(self) -> Lease:
-        self._ended = threading.Event()
-        self._beats = threading.Thread(target=self._beat, daemon=True)
-        self._beats.start()
+        self._beating = self.beating()
+        self._beating.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._ended.set()
-        self._beats.join()
+        self._beating.__exit__(None, None, None)
+        self.release()
+
+    def release(self) -> None:
+        """Lets go of the task."""
         self.path.unlink(missing_ok=True)
 
-    def _beat(self) -> None:
-        while not self._ended.wait(BEAT_S):
+    @contextmanager
+    def beating(self) -> Iterator[None]:
+        """Lets others see that the task is held, from a thread of this process; it stays held afterwards."""
+        ended = threading.Event()
+        thread = threading.Thread(target=self._beat, args=(ended,), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def _beat(self, ended: threading.Event) -> None:
+        while not ended.wait(BEAT_S):
             try:
                 os.utime(self.path)
             except OSError:  # taken over meanwhile, or the disk is away: what is done stays right
@@ -192,7 +219,7 @@ class Lease:
         Args: `facts` are kept with it, as JSON.
         Raises: OSError where that cannot be written; the task is then to be done again.
         """
-        write_whole(self.folder / "done" / f"{self.name}.json", json.dumps(facts))
+        _write_done(self.folder, self.name, facts)
 
     def failed(self, error: str) -> None:
         """Writes that the task has failed once more.

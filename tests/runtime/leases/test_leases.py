@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.infer import Tasks
-from runtime.infer.leases import FAILURES
+from runtime.leases import Tasks
+from runtime.leases.leases import FAILURES
 from runtime.runfolder import of
 
 NAMES = ["a", "b", "c"]
