@@ -641,11 +641,12 @@ def report(
     *,
     run: RunRecord | str | Path | None = None,
     costs: Profile | str | Path | None = None,
+    against: Plan | RunRecord | str | Path | None = None,
 ) -> Path:
     """Writes a report page for a browser.
 
     Args: `chosen` is a plan or its file; an existing file at `path` is overwritten; `run` and `costs`, values or files,
-      add sections.
+      add sections. `against` is another plan, or another run, to lie side by side with it.
     Returns: the path of the page.
     """
     from planner.notebook import SolvedPlan
@@ -654,7 +655,9 @@ def report(
     found = _plan_of(chosen)
     known = None if costs is None else _profile_of(costs)
     asked = found.asked if isinstance(found, SolvedPlan) else None
-    return SolvedPlan.of(found, asked).report(path, run=ran, costs=known)
+    if isinstance(against, str | Path):
+        against = record(against) if Path(against).is_dir() else _plan_of(against)
+    return SolvedPlan.of(found, asked).report(path, run=ran, costs=known, against=against)
 
 
 def load_plan(

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import PrivateAttr
 
@@ -112,17 +112,29 @@ class SolvedPlan(Plan):
         )
         return [str(each) for each in found]
 
-    def report(self, path: str | Path, *, run: RunRecord | None = None, costs: Profile | None = None) -> Path:
+    def report(
+        self,
+        path: str | Path,
+        *,
+        run: RunRecord | None = None,
+        costs: Profile | None = None,
+        against: Plan | RunRecord | None = None,
+    ) -> Path:
         """Writes the report for a browser; a file that is there is overwritten.
 
-        Args: `run` adds measured times, `costs` every layer's.
+        Args: `run` adds measured times, `costs` every layer's; `against` is another plan or run, side by side with this.
         Returns: the path.
         """
         from planner import files
         from planner.report import Contents, render
 
         costs = costs or (self._asked.profile if self._asked is not None else None)
-        files.write_whole(Path(path), render(Contents(plan=self, run=run, profile=costs)))
+        beside = None
+        if isinstance(against, Plan):
+            beside = Contents(plan=against)
+        elif against is not None:
+            beside = Contents(plan=against.plan, run=against)
+        files.write_whole(Path(path), render(Contents(plan=self, run=run, profile=costs, beside=beside)))
         return Path(path)
 
     def plot(self) -> Figure:
@@ -231,7 +243,7 @@ class Dials:
         Returns: HTML with the plan, or with why there is none.
         """
         key = (micro, nodes, network, memory_gib)
-        fix = {} if micro is None else {"micro": micro}
+        fix: dict[str, Any] = {} if micro is None else {"micro": micro}  # None would free what was fixed
         try:
             if key not in self._known:
                 times = None if network == 1 else network
