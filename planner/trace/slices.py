@@ -26,7 +26,7 @@ _COMPUTE_LANE, _SUM_LANE, _MESSAGE_LANE = 0, 1, 2
 _OF_A_STAGE = (Kind.SYNC, Kind.STEP, COLLECTIVE)  # and of no micro-batch
 
 
-class Slice(NamedTuple):
+class TraceSlice(NamedTuple):
     """One event of a timeline where it is drawn; times are nanoseconds from the first start on."""
 
     event: Event
@@ -86,7 +86,7 @@ def _messages_of(plan: Plan) -> _Messages:
     return _Messages(every, {(hop.direction, hop.sender, hop.receiver): hop for hop in plan.hops})
 
 
-def _slices(timeline: Timeline) -> Iterator[Slice]:
+def _slices(timeline: Timeline) -> Iterator[TraceSlice]:
     """Yields every event with its lane, in the order of the timeline. No two of a lane overlap, as the format demands."""
     zero = _zero(timeline)
     columns = (
@@ -104,10 +104,10 @@ def _slices(timeline: Timeline) -> Iterator[Slice]:
             ends[lane:] = [end, *ends[lane + 1 :]]
             lanes[at] = 2 * lane + (_MESSAGE_LANE if name == SEND else _SUM_LANE)
     for (step, rank, code, start, end, waited), lane in zip(rows, lanes, strict=True):
-        yield Slice(decode(code), step, rank, lane, start - zero, end - zero, waited)
+        yield TraceSlice(decode(code), step, rank, lane, start - zero, end - zero, waited)
 
 
-def _sent(slices: Sequence[Slice], messages: _Messages) -> dict[int, Message]:
+def _sent(slices: Sequence[TraceSlice], messages: _Messages) -> dict[int, Message]:
     """Returns the message of each SEND. Those of one name stand in a timeline in the order of the graph."""
     by_name: dict[tuple[int, int, int], list[Message]] = {}
     for message in messages.every:
@@ -124,7 +124,7 @@ def _sent(slices: Sequence[Slice], messages: _Messages) -> dict[int, Message]:
     return found
 
 
-def _names(name: str, slices: Sequence[Slice], first: int) -> Iterator[TraceEvent]:
+def _names(name: str, slices: Sequence[TraceSlice], first: int) -> Iterator[TraceEvent]:
     for rank in sorted({each.rank for each in slices}):
         pid = first + rank
         yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": f"{name}, rank {rank}"}}
@@ -135,7 +135,7 @@ def _names(name: str, slices: Sequence[Slice], first: int) -> Iterator[TraceEven
 
 
 def _drawn(
-    each: Slice, first: int, hops: Mapping[tuple[str, int, int], Hop], message: Message | None
+    each: TraceSlice, first: int, hops: Mapping[tuple[str, int, int], Hop], message: Message | None
 ) -> TraceEvent:
     event = each.event
     args: dict[str, object] = {"step": each.step, "stage": event.stage}
@@ -154,7 +154,7 @@ def _drawn(
 
 def _arrows(
     plan: Plan,
-    slices: Sequence[Slice],
+    slices: Sequence[TraceSlice],
     messages: _Messages,
     sent: Mapping[int, Message],
     first: int,
@@ -183,14 +183,14 @@ def _arrows(
 _END: TraceEvent = {"name": "message", "cat": "message"}
 
 
-def _where(each: Slice, first: int) -> TraceEvent:
+def _where(each: TraceSlice, first: int) -> TraceEvent:
     """Returns the middle of a slice, at which an arrow can mean no other."""
     return {"pid": first + each.rank, "tid": each.lane, "ts": _us((each.start + each.end) // 2)}
 
 
 def _action(
-    at: Mapping[tuple[int, int, Event], Slice], step: int, rank: int, message: Message, stage: int
-) -> Slice | None:
+    at: Mapping[tuple[int, int, Event], TraceSlice], step: int, rank: int, message: Message, stage: int
+) -> TraceSlice | None:
     """Returns the action of a stage that makes or takes a message, None where it is not in the timeline."""
     kinds = (Kind.F,) if message.direction == "act" else (Kind.B, Kind.I)
     events = (Event(kind.value, stage, message.micro, message.pipe) for kind in kinds)
