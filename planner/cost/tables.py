@@ -94,9 +94,7 @@ class Tables:
         """Returns [i, j] the workspace and the halves of stages whose replicas share `gradients` or `parameters`."""
         units, each = self.units, np.arange(self.layers)
         walks = np.logical_or.accumulate(self.walking.stages[each, each + 1][::-1])[::-1]
-        again = np.where(
-            walks[:, None], units.coming, 0
-        )  # weight halves may need weights, or be all there is
+        again = np.where(walks[:, None], units.coming, 0)  # weight halves may need weights, or be all
         nothing = np.zeros_like(again)
         return {
             "gradients": self.working.shared(units.summed, nothing, units.summed),

@@ -125,15 +125,8 @@ class Question:
         return instance
 
 
-_REPLICAS = (
-    "data",
-    "spatial",
-    "schedule",
-    "pipeline",
-    "chunks",
-    "stages",
-    "shard",
-)  # what a model may refuse
+# what a model may refuse
+_REPLICAS = ("data", "spatial", "schedule", "pipeline", "chunks", "stages", "shard")
 
 
 def _check_limits(instance: Instance) -> None:

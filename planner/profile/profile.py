@@ -189,10 +189,7 @@ class Profile(Shown):
 
     @property
     def by_type(self) -> dict[str, Profile]:
-        """Returns the profile of each type of device, as this one is asked: its order of layers, its pruned weights.
-
-        Returns: by device; empty where there is but one.
-        """
+        """Returns the profile of each type of device, as this one is asked; empty where there is but one."""
         return {
             device: replace(own, kept=self.kept, halved=self.halved, graph=self.graph)
             for device, own in self.types.items()
