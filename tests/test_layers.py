@@ -42,6 +42,7 @@ ORDER = (
     "planner.export",
     "planner.simulate",
     "planner.program",
+    "planner.trace",
     "planner.capture",
     "planner.measure",
     "planner.group",
@@ -53,6 +54,7 @@ ORDER = (
     "planner.explore",
     "planner.calibrate",
     "planner.show",
+    "planner.advice",
     "planner.report",
     "planner.notebook",
     "planner.cli",
@@ -109,6 +111,7 @@ VIEWS = ("_repr_html_", "plot")
 MOST_LINES = 300
 MOST_FILES = 300  # in the rooms of the house as it was built
 LATER_ROOMS = (
+    "planner.advice",
     "planner.choose",
     "runtime.bridges",
     "planner.export",
@@ -119,6 +122,7 @@ LATER_ROOMS = (
     "planner.recipes",
     "planner.scavenge",
     "planner.sums",
+    "planner.trace",
     "runtime.dedup",
     "runtime.infer",
     "runtime.islands",
