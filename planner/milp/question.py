@@ -103,10 +103,8 @@ class Question:
             pins=_alike_in_parts(pinned) if rounds_by_part(precision, execution) else pinned,
         )
         if instance.pins.ema and profile.kept.counts:
-            allowed = "no ema, or a model that is not pruned"
-            raise BadInput(
-                "ema averages whole parameters, and these are pruned", where="ema", allowed=allowed
-            )
+            said = "ema averages whole parameters, and these are pruned"
+            raise BadInput(said, where="ema", allowed="no ema, or a model that is not pruned")
         if instance.pins.held and profile.kept.counts:
             said = f"pruned weights do not go with {instance.pins.held} shared by element"
             raise BadInput(said, where="fix shard", allowed="state, or none")
@@ -118,9 +116,8 @@ class Question:
                 f"sums is {instance.pins.sums}", where="fix", allowed="nccl sums between GPUs: leave it out"
             )
         if instance.pins.sums == "nccl":
-            raise BadInput(
-                "sums is nccl", where="fix", allowed="ring, direct, rings K, colours K between hosts"
-            )
+            allowed = "ring, direct, rings K, colours K between hosts"
+            raise BadInput("sums is nccl", where="fix", allowed=allowed)
         _check_limits(instance)
         return instance
 
