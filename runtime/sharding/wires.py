@@ -121,7 +121,8 @@ def gather_parts(whole: Tensor, part: Tensor, group: dist.ProcessGroup) -> None:
 
     Args: `whole` gets all parts; `part` is this rank's, and no view of `whole`.
     """
-    dist.all_gather(list(torch.split(whole, part.numel())), part, group=group)
+    if part.numel():  # there are parameters without elements
+        dist.all_gather(list(torch.split(whole, part.numel())), part, group=group)
 
 
 def scatter_sum(buffer: Tensor, own: Tensor, group: dist.ProcessGroup) -> None:
@@ -131,6 +132,8 @@ def scatter_sum(buffer: Tensor, own: Tensor, group: dist.ProcessGroup) -> None:
     Args: `buffer` has as many equal parts as the group has ranks; `own` gets the sum of this rank's part.
     """
     ranks = dist.get_world_size(group)
+    if not own.numel():
+        return
     if buffer.device.type == "cuda":
         found = torch.empty_like(own)
         dist.reduce_scatter(found, list(torch.split(buffer, len(own))), group=group)
