@@ -1,11 +1,14 @@
 """Exact inference box by box beside MONAI's sliding window: voxels a second and the error of both against the whole.
 
 One model, one device, one limit of memory. MONAI takes the largest cube as its window whose forward pass fits, at its
-own overlap of 0.25 and at 0.5; ours takes the chunk that `--chunk auto` chooses. Rounds alternate.
+own overlap of 0.25 and at 0.5; ours takes the chunk that `--chunk auto` chooses. Rounds alternate. chunkflow blends the
+same windows where it is installed (`pip install chunkflow`); it asks for so much that no extra of ours names it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import statistics
 import tempfile
 import time
@@ -13,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -22,6 +26,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from benchmarks.harness import Cell, Result, Table, above, below, main
+from planner.arrays import FloatArray
 from runtime.infer import InferPlan, InferRequest, prepared
 from runtime.infer.box_work import Work
 from runtime.infer.chunk import best
@@ -102,8 +107,9 @@ def beside(
     memory = work.of(shape)[1] / 3  # what the volume would take is three times of what there is
     chosen = best(work, tuple(min(n, DEPTH) for n in shape), memory, None)
     side = window(first, memory)
-    times: dict[str, list[float]] = {"ours": [], "0.25": [], "0.5": []}
+    times: dict[str, list[float]] = {"ours": [], "0.25": [], "0.5": [], "chunkflow": []}
     made: dict[str, Tensor] = {}
+    blended: FloatArray | None = None
 
     def monai(overlap: float) -> None:
         made[str(overlap)] = sliding_window_inference(
@@ -119,15 +125,25 @@ def beside(
             out[(slice(None), *(slice(*rows) for rows in box))] = values
         made["ours"] = torch.from_numpy(out)[None]
 
+    def flow() -> None:
+        nonlocal blended
+        blended = chunkflow(module, volume, side)
+
     for _ in range(rounds):
         times["ours"].append(took(ours))
         for overlap in (0.25, 0.5):
             times[str(overlap)].append(took(partial(monai, overlap)))
+        times["chunkflow"].append(took(flow))
+    if blended is not None:
+        made["chunkflow"] = torch.from_numpy(blended)[None]
     seconds = {name: statistics.median(found) for name, found in times.items()}
     scale = float(whole.abs().max())
     over = work.total(*chosen)[0] / work.of(shape)[0]
     how = f", passes of {chosen.sweep[1]} along axis {chosen.sweep[0]}" if chosen.sweep else ""
-    said = {"ours": f"ours, chunk {' x '.join(map(str, chosen.chunk))}{how}"}
+    said = {
+        "ours": f"ours, chunk {' x '.join(map(str, chosen.chunk))}{how}",
+        "chunkflow": f"chunkflow, patch {side}, overlap 0.25",
+    }
     rows: list[tuple[Cell, ...]] = [
         (
             said.get(name, f"MONAI, window {side}, overlap {name}"),
@@ -135,9 +151,44 @@ def beside(
             float((made[name] - whole).abs().max()) / scale,
             over if name == "ours" else None,
         )
-        for name in ("ours", "0.25", "0.5")
+        for name in ("ours", "0.25", "0.5", "chunkflow")
+        if name in made
     ]
     return rows, [seconds["0.25"] / seconds["ours"], seconds["0.5"] / seconds["ours"]]
+
+
+def chunkflow(module: nn.Module, volume: FloatArray, side: int) -> FloatArray | None:
+    """Returns what chunkflow's own inferencer makes at an overlap of a quarter; None where it is not installed.
+
+    Args: `module` is run by it on patches of `side` voxels along each axis.
+    """
+    try:
+        from chunkflow.chunk import Chunk
+        from chunkflow.flow.divid_conquer.inferencer import Inferencer
+        from chunkflow.flow.divid_conquer.patch.base import PatchInferencerBase
+    except ImportError:
+        return None
+
+    class Patches(PatchInferencerBase):  # type: ignore[misc]
+        compute_device = "cpu"
+
+        def __call__(self, patch: FloatArray) -> FloatArray:
+            return cast(
+                FloatArray, module(torch.from_numpy(patch)).numpy() * np.asarray(self.output_patch_mask_numpy)
+            )
+
+    sizes = ((side,) * 3, (side,) * 3, (side // 4,) * 3)
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        found = Inferencer(
+            Patches(*sizes, 2),
+            "",
+            sizes[0],
+            sizes[1],
+            output_patch_overlap=sizes[2],
+            num_output_channels=2,
+            framework="prebuilt",
+        )(Chunk(volume))
+    return np.asarray(found.array)
 
 
 def claims(folder: Path) -> float:

@@ -7,6 +7,7 @@ What travels are numbers and tensors, on a socket in a folder of the caller's ow
 from __future__ import annotations
 
 import atexit
+import itertools
 import json
 import multiprocessing
 import os
@@ -33,6 +34,7 @@ from runtime.data.stream import mix, reseed, seeded, spared
 
 TARGETS = ("labels", "label", "targets", "target")
 EXAMPLE_SAMPLES, MOST_SAMPLES = 4, 32
+MOST_BATCHES = 1000  # of a batch sampler, whose sizes are looked at
 DRAWING = (
     "__iter__",
     "_get_iterator",
@@ -59,6 +61,8 @@ def live_workload(
     parts: dict[str, Loaded] = {}
     if loader is not None:
         parts["train"] = first = Loaded(_loader(loader, "loader"))
+        if loop.sampler is None and loop.dataset is None:
+            _refuse_uneven(first.sizes())
         if batch is None:
             count = min(max(EXAMPLE_SAMPLES, first.batch), first.length, MOST_SAMPLES)
             with seeded(0):  # the notebook draws on as if nothing had been
@@ -102,6 +106,16 @@ def _loader(loader: object, role: str) -> DataLoader[Any]:
     if wrong:
         raise BadInput(f"{role} {wrong}", where="Workload", allowed=cure)
     return loader
+
+
+def _refuse_uneven(sizes: list[int]) -> None:
+    """Raises BadInput where batches before the last have several sizes: those of a plan have one."""
+    if len(different := dict.fromkeys(sizes[:-1])) > 1:
+        raise BadInput(
+            f"loader has batches of {', '.join(map(str, [*different][:4]))} samples, and those of a plan have one size",
+            where="Workload",
+            allowed="a batch_sampler of equal batches, as from buckets; only the last may be short",
+        )
 
 
 def _with_addresses(loop: LiveLoop, parts: Mapping[str, Loaded]) -> LiveLoop:
@@ -164,9 +178,20 @@ class Loaded:
     def _batches(self) -> object:
         return self._loader.batch_sampler
 
+    @property
+    def _own_batches(self) -> bool:
+        return type(self._batches) not in (BatchSampler, type(None))
+
+    def sizes(self) -> list[int]:
+        """Returns the sizes of the first batches, where the loader has a batch sampler of its own."""
+        if not self._own_batches:
+            return []
+        with seeded(0):  # the notebook draws on as if nothing had been
+            return [len(part) for part in itertools.islice(cast(Any, self._batches), MOST_BATCHES)]
+
     def order(self, seed: int, epoch: int) -> list[int]:
         """Returns the indices of an epoch by the loader's own sampler, drawn under (seed, epoch)."""
-        own = type(self._batches) not in (BatchSampler, type(None))
+        own = self._own_batches
         sampler = cast(Any, self._batches if own else self._loader.sampler)
         for each in (sampler, cast(Any, getattr(sampler, "sampler", None))):
             if hasattr(each, "set_epoch"):

@@ -331,6 +331,10 @@ LOADERS: dict[str, tuple[Callable[[], DataLoader[Any]], str]] = {
         lambda: DataLoader(TensorDataset(*PAIR), batch_size=2, num_workers=1, worker_init_fn=clip),
         "worker_init_fn.*seeds are set",
     ),
+    "batches of several sizes": (
+        lambda: DataLoader(TensorDataset(*PAIR), batch_sampler=[[0], [1, 2], [3]]),
+        "batches of 1, 2 samples.*one size",
+    ),
     "no batches": (lambda: DataLoader(TensorDataset(*PAIR), batch_size=None), "batch_size=None"),
 }
 
