@@ -259,19 +259,22 @@ def profile(
     Raises: BadInput where the workload or the device is wrong.
     """
     from planner import measure
+    from planner.terminal import patient
     from runtime import cli as commands
 
     if not isinstance(workload, str | Path | LiveWorkload):
         workload = Workload(workload, batch, loss)
-    return measure.profile(
-        workload if isinstance(workload, LiveWorkload) else _load(workload, arguments),
-        device=device,
-        micros=tuple(micros),
-        precision=precision or measure.usual_precision(device),
-        split=commands.backward_split(),
-        spatial=commands.spatial_split() if grids else None,
-        grids=grids,
-    )
+    found = workload if isinstance(workload, LiveWorkload) else _load(workload, arguments)
+    with patient(f"measuring the layers of {found.name}"):
+        return measure.profile(
+            found,
+            device=device,
+            micros=tuple(micros),
+            precision=precision or measure.usual_precision(device),
+            split=commands.backward_split(),
+            spatial=commands.spatial_split() if grids else None,
+            grids=grids,
+        )
 
 
 def plan(
@@ -452,11 +455,12 @@ def launch(
       Timeline. A local run ends with this process.
     Raises: BadInput and BadPlan for whatever can be known before the run starts.
     """
+    from planner.terminal import patient
     from runtime import launch as launching
 
-    return launching.launch(
-        _plan_of(chosen), folder, steps=steps, seed=seed, on=on, options=options, **settings
-    )
+    found = _plan_of(chosen)
+    with patient(f"handing {found.model.workload} over to its ranks"):
+        return launching.launch(found, folder, steps=steps, seed=seed, on=on, options=options, **settings)
 
 
 def prepare(
@@ -637,11 +641,12 @@ def report(
     *,
     run: RunRecord | str | Path | None = None,
     costs: Profile | str | Path | None = None,
+    against: Plan | RunRecord | str | Path | None = None,
 ) -> Path:
     """Writes a report page for a browser.
 
     Args: `chosen` is a plan or its file; an existing file at `path` is overwritten; `run` and `costs`, values or files,
-      add sections.
+      add sections. `against` is another plan, or another run, to lie side by side with it.
     Returns: the path of the page.
     """
     from planner.notebook import SolvedPlan
@@ -650,7 +655,9 @@ def report(
     found = _plan_of(chosen)
     known = None if costs is None else _profile_of(costs)
     asked = found.asked if isinstance(found, SolvedPlan) else None
-    return SolvedPlan.of(found, asked).report(path, run=ran, costs=known)
+    if isinstance(against, str | Path):
+        against = record(against) if Path(against).is_dir() else _plan_of(against)
+    return SolvedPlan.of(found, asked).report(path, run=ran, costs=known, against=against)
 
 
 def load_plan(

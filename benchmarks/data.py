@@ -30,7 +30,8 @@ from tests.runtime.plans import plan_for
 
 RATE = 20e6  # bytes a second that a node reads
 Bits = NDArray[np.uint64]
-LENGTH, MICRO, FLOATS = 48, 4, 2**14
+LENGTH, MICRO, SIDE, CHANNELS = 48, 4, 128, 16
+FLOATS = SIDE * SIDE
 AIM_STORE, AIM_PREDICTED, AIM_HASHES_S, AIM_HASHES_GIB = 1.05, 0.10, 60.0, 1.0
 ONE = Cluster(
     name="one process",
@@ -43,7 +44,16 @@ import torch
 
 
 def build():
-    return torch.nn.Sequential(torch.nn.Linear({FLOATS}, 16), torch.nn.Tanh(), torch.nn.Linear(16, 2))
+    return torch.nn.Sequential(
+        torch.nn.Unflatten(1, (1, {SIDE}, {SIDE})),
+        torch.nn.Conv2d(1, {CHANNELS}, 3, padding=1),
+        torch.nn.ReLU(),
+        torch.nn.Conv2d({CHANNELS}, {CHANNELS}, 3, padding=1),
+        torch.nn.ReLU(),
+        torch.nn.AdaptiveAvgPool2d(1),
+        torch.nn.Flatten(),
+        torch.nn.Linear({CHANNELS}, 2),
+    )
 
 
 def batch(n):
@@ -123,6 +133,7 @@ def stored(folder: Path, nodes: int, steps: int) -> tuple[Table, float]:
         rows=rows,
         notes=(
             "A step is the median of those after the first epoch. Nodes are processes of one machine.",
+            f"An epoch is {LENGTH // (nodes * MICRO)} steps, so nodes exchange most samples again and again: what a store adds is work.",
             "Samples read and received are those of stores, of all nodes.",
         ),
     )

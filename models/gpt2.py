@@ -21,6 +21,7 @@ class Shape(NamedTuple):
 SIZES = {
     "tiny": Shape(layers=4, width=64, heads=4, positions=128, vocab=256),
     "small": Shape(layers=12, width=768, heads=12),
+    "91m": Shape(layers=12, width=768, heads=12, positions=256, vocab=8192),
     "medium": Shape(layers=24, width=1024, heads=16),
     "large": Shape(layers=36, width=1280, heads=20),
     "xl": Shape(layers=48, width=1600, heads=25),

@@ -43,6 +43,7 @@ ORDER = (
     "planner.export",
     "planner.simulate",
     "planner.program",
+    "planner.trace",
     "planner.capture",
     "planner.measure",
     "planner.group",
@@ -54,6 +55,7 @@ ORDER = (
     "planner.explore",
     "planner.calibrate",
     "planner.show",
+    "planner.advice",
     "planner.report",
     "planner.notebook",
     "planner.cli",
@@ -110,6 +112,7 @@ VIEWS = ("_repr_html_", "plot")
 MOST_LINES = 300
 MOST_FILES = 300  # in the rooms of the house as it was built
 LATER_ROOMS = (
+    "planner.advice",
     "planner.choose",
     "runtime.bridges",
     "planner.device_types",
@@ -121,6 +124,7 @@ LATER_ROOMS = (
     "planner.recipes",
     "planner.scavenge",
     "planner.sums",
+    "planner.trace",
     "runtime.dedup",
     "runtime.infer",
     "runtime.islands",

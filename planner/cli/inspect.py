@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from planner import files, terminal, units
+from planner import files, terminal
 from planner.cli.app import Force, Json, Out, PlanFile, Tools
 from planner.cli.profile import costs_in
 from planner.errors import BadInput, BadPlan
@@ -101,7 +101,7 @@ def _contents(file: Path, proof: bool) -> tuple[dict[str, object], str]:
         return {"workload": profile.workload, "device": profile.device}, show.text(profile)
     if "rests_on" in keys:
         known = clusters.load_corrections(file)
-        return known.model_dump(mode="json"), corrections_text(known)
+        return known.model_dump(mode="json"), show.corrections_text(known)
     raise BadInput(
         "is no plan, profile, cluster or calibration",
         where=str(file),
@@ -141,11 +141,12 @@ def simulate(
         if path is not None:
             files.refuse_overwrite(path, force)
     from planner.simulate import period_of_plan, simulate_plan
+    from planner.trace import perfetto
 
     loaded = right_plan(plan)
     timeline = simulate_plan(loaded)
     if trace is not None:
-        files.write_whole(trace, show.perfetto(timeline))
+        files.write_whole(trace, perfetto(loaded, {"predicted": timeline}))
     if svg is not None:
         files.write_whole(svg, show.svg(timeline))
     data = {"makespan_ns": timeline.makespan_ns, "period_ns": period_of_plan(loaded)}
@@ -156,6 +157,7 @@ if TYPE_CHECKING:
     from planner.explore import Frontier
     from planner.plan import Plan
     from planner.profile import Profile
+    from planner.report import Contents
     from planner.simulate import RunRecord
 
 
@@ -172,33 +174,65 @@ def register_report(app: typer.Typer, record: Callable[[Path], RunRecord]) -> No
         frontier: Annotated[
             bool, typer.Option("--frontier", help="solve for less memory and fewer devices too")
         ] = False,
+        against: Annotated[
+            Path | None, typer.Option(metavar="PLAN|RUN", help="another one, side by side with this")
+        ] = None,
+        trace: Annotated[
+            Path | None, typer.Option(metavar="FILE", help="write all as a trace for Perfetto too")
+        ] = None,
+        profiler: Annotated[
+            list[Path] | None,
+            typer.Option(metavar="FILE", help="of a rank, from `launch --profile-step`: into the trace"),
+        ] = None,
         output: Out = None,
         force: Force = False,
         as_json: Json = False,
     ) -> None:
         """Write a plan, its proof and its run as one page for a browser."""
         from planner import profile as profiles
+        from planner.advice import Sources
         from planner.report import Contents, render
+        from planner.trace import read_rank_trace
 
         out = terminal.Output(as_json=as_json)
         path = output or Path(f"{plan.stem}-report.html")
-        files.refuse_overwrite(path, force)
+        for written in filter(None, (path, trace)):
+            files.refuse_overwrite(written, force)
         chosen = right_plan(plan)
         costs = profiles.load(profile) if profile is not None else None
+        ran = record(run) if run is not None else None
+        if profiler and ran is None:
+            raise BadInput("--profiler without a run", allowed="report PLAN RUN --profiler FILE")
         found = Contents(
             plan=chosen,
-            run=record(run) if run is not None else None,
+            run=ran,
             profile=costs,
             frontier=_frontier(chosen, costs, cluster) if frontier else None,
+            sources=Sources(plan=plan, run=run, profile=profile, cluster=cluster),
+            beside=_other(against, record) if against is not None else None,
+            profiled=[read_rank_trace(file, ran.measured) for file in profiler or () if ran is not None],
         )
         files.write_whole(path, render(found))
+        if trace is not None:
+            files.write_whole(trace, found.trace)
         data = {"report": str(path), "plan": str(plan), "run": str(run) if run is not None else None}
-        out.result(data, lambda: f"written to {path}: open it in a browser")
+        data |= {"trace": str(trace)} if trace is not None else {}
+        more = f"\nwritten to {trace}: open it in ui.perfetto.dev" if trace is not None else ""
+        out.result(data, lambda: f"written to {path}: open it in a browser{more}")
 
     app.command(
         "report",
         epilog="Example: shardwright report plan.yaml runs/gpt2-plan-20260101-120000 --profile profile.yaml -o report.html",
     )(report)
+
+
+def _other(file: Path, record: Callable[[Path], RunRecord]) -> Contents:
+    from planner.report import Contents
+
+    if not file.is_dir():
+        return Contents(plan=right_plan(file))
+    run = record(file)
+    return Contents(plan=run.plan, run=run)
 
 
 def _frontier(plan: Plan, costs: Profile | None, cluster: Path | None) -> Frontier:
@@ -221,7 +255,6 @@ def _frontier(plan: Plan, costs: Profile | None, cluster: Path | None) -> Fronti
 
 if TYPE_CHECKING:
     from planner.calibrate import Observation
-    from planner.cluster import Cluster, Corrections, MemoryCorrection
 
 Observe = Callable[[Path], "Observation"]
 
@@ -244,56 +277,14 @@ def _command(observe: Observe) -> Callable[..., None]:
         """Fit what the costs get wrong to the traces of runs, with the error that is left."""
         from planner import calibrate as lessons
         from planner import cluster as clusters
+        from planner import show
 
         files.refuse_overwrite(output, force)
         found = lessons.fit([observe(folder) for folder in runs])
         files.write_whole(output, clusters.dump_corrections(found))
         data = {"calibration": str(output), **found.model_dump(mode="json", exclude_none=True)}
         terminal.Output(as_json=as_json).result(
-            data, lambda: f"{corrections_text(found)}\n\nwritten to {output}"
+            data, lambda: f"{show.corrections_text(found)}\n\nwritten to {output}"
         )
 
     return calibrate
-
-
-def corrections_text(found: Corrections) -> str:
-    from planner.cluster import PARTS
-
-    names = (*dict.fromkeys(PARTS.values()), "hop", "sum")
-    rows = [
-        (
-            name,
-            units.format_duration(row.start_s * 1e9),
-            f"{row.factor:.4g}",
-            f"{row.spread:.1%}",
-            str(row.samples),
-        )
-        for name in names
-        if (row := getattr(found, name)) is not None
-    ]
-    table = terminal.columns(rows, ("time", "starts at", "factor", "spread", "from"))
-    memory = "" if found.memory is None else f"\n{_memory(found.memory)}"
-    return f"steps are then off by about {found.step_spread:.1%}; by {found.summary}\n\n{table}{memory}"
-
-
-def _memory(found: MemoryCorrection) -> str:
-    start = f"{units.format_bytes(found.start_bytes)} + " if found.start_bytes else ""
-    return (
-        f"a device's peak is {start}{found.factor:.4g} times the predicted one, up to {found.spread:.1%} more"
-    )
-
-
-def corrected_machines(
-    machines: Cluster, calibration: Path | None, run: Path | None, observe: Observe
-) -> Cluster:
-    """The machines with what runs have shown of them: those of a file, or one run alone."""
-    from planner import calibrate as lessons
-    from planner import cluster as clusters
-
-    if calibration is not None and run is not None:
-        raise BadInput("--calibration and --replan-from exclude each other")
-    if calibration is not None:
-        return lessons.with_corrections(machines, clusters.load_corrections(calibration))
-    if run is not None:
-        return lessons.with_corrections(machines, lessons.fit([observe(run)]))
-    return machines

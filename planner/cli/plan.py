@@ -15,7 +15,6 @@ from planner.cli.export import register_export
 from planner.cli.inspect import (
     Observe,
     _show_command,
-    corrected_machines,
     register_report,
     simulate,
     verify,
@@ -35,6 +34,7 @@ from planner.cli.scavenge import register_scavenge
 from planner.errors import BadInput, Interrupted
 
 if TYPE_CHECKING:
+    from planner.cluster import Cluster
     from planner.explore import Goal
     from planner.milp import Question
     from planner.plan import Plan
@@ -234,3 +234,19 @@ def register(app: typer.Typer, tools: Tools) -> None:
     register_export(app)
     app.command("list", epilog="Example: shardwright list clusters")(list_names)
     register_scavenge(app)
+
+
+def corrected_machines(
+    machines: Cluster, calibration: Path | None, run: Path | None, observe: Observe
+) -> Cluster:
+    """The machines with what runs have shown of them: those of a file, or one run alone."""
+    from planner import calibrate as lessons
+    from planner import cluster as clusters
+
+    if calibration is not None and run is not None:
+        raise BadInput("--calibration and --replan-from exclude each other")
+    if calibration is not None:
+        return lessons.with_corrections(machines, clusters.load_corrections(calibration))
+    if run is not None:
+        return lessons.with_corrections(machines, lessons.fit([observe(run)]))
+    return machines

@@ -29,7 +29,7 @@ FAMILY_NAMES = (
 )
 PIN_NAMES = (
     "data, pipeline, spatial, gather, regrid, micro, schedule, pairs, chunks, recompute, shard, ema, "
-    "update, cuts, stages, devices, out_of_order, sums, group, cut"
+    "update, cuts, stages, devices, out_of_order, sums, weights, group, cut"
 )
 PANELS = {
     "Machines": ("cluster", "nodes", "devices", "calibration", "replan_from"),

@@ -10,25 +10,28 @@ Tables over intervals [i, j) of layers, each a candidate stage.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import prod
 from typing import NamedTuple
 
 import numpy as np
 
 from planner.arrays import IntArray
+from planner.kept import MOVED_ENTRIES
 from planner.model import ModelGraph
 
 
-def dropped(graph: ModelGraph, kept: Mapping[str, int], name: str) -> int:
-    """Returns the bytes of a pruned parameter's dense gradient, which is dropped, and of what is gathered from it.
+def dropped(graph: ModelGraph, kept: Mapping[str, int], halved: Collection[str], name: str) -> int:
+    """Returns the bytes of a dense gradient that is dropped, and of what is gathered from it at a time.
 
-    Args: `kept` has the kept entries by parameter; any other parameter gives 0.
+    Args: `kept` has the kept entries by pruned parameter, `halved` the weights in bf16; any other parameter gives 0.
     """
-    if name not in kept:
+    if name not in kept and name not in halved:
         return 0
     row = graph.parameter[name]
-    return row.bytes + kept[name] * (row.bytes // prod(row.shape))
+    number, half = prod(row.shape), name in halved
+    moved = min(kept.get(name, number), MOVED_ENTRIES) * (row.bytes // number)
+    return row.bytes // 2 + moved + moved // 2 if half else row.bytes + moved
 
 
 class Reuse(NamedTuple):

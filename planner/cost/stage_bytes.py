@@ -93,7 +93,7 @@ def stage_bytes(
         held=halves.held + copied,
         kept=stage.inputs[-1] - shared + copied,
         shared=shared,
-        workspace=workspace + max((dropped(graph, kept, name) for name in own), default=0),
+        workspace=workspace + max((dropped(graph, kept, profile.halved, name) for name in own), default=0),
         splitting=max(0, halves.first - saved - workspace),
         weighing=max(0, halves.second - halves.held - workspace),
         arriving=_total(profile, came, key) - _total(profile, near, key),

@@ -52,7 +52,7 @@ class Tables:
     loss_bytes: int  # of one micro-batch
     whole_elements: IntArray  # [i, j] the most trainable elements that sharing among ranks leaves undivided
     largest: IntArray  # [i, j] elements of the largest trainable parameter
-    scattered: IntArray  # [i, j] kept elements of pruned parameters
+    scattered: IntArray  # [i, j] elements that an update writes into weights held apart from them
     dropped: IntArray  # [i, j] the most bytes of one dense gradient and of what is gathered from it
     unsummed: frozenset[str]  # parameters that a group cuts, whose gradients `summed` does not have
     moving: Moving
@@ -94,9 +94,7 @@ class Tables:
         """Returns [i, j] the workspace and the halves of stages whose replicas share `gradients` or `parameters`."""
         units, each = self.units, np.arange(self.layers)
         walks = np.logical_or.accumulate(self.walking.stages[each, each + 1][::-1])[::-1]
-        again = np.where(
-            walks[:, None], units.coming, 0
-        )  # weight halves may need weights, or be all there is
+        again = np.where(walks[:, None], units.coming, 0)  # weight halves may need weights
         nothing = np.zeros_like(again)
         return {
             "gradients": self.working.shared(units.summed, nothing, units.summed),
@@ -174,7 +172,7 @@ def tables(
     """
     graph, kept = profile.graph, profile.kept.counts
     saved, entered, leaving = _values(graph, costs, size_of)
-    parameters, gradients, summed, tied, elements, trained, scattered = _parameters(graph, kept, unsummed)
+    parameters, gradients, summed, tied, elements, trained, scattered = _parameters(profile, unsummed)
     moved, walking, working = moving(graph, costs, size_of, saved=saved, entered=entered)
     return Tables(
         graph=graph,
@@ -198,7 +196,9 @@ def tables(
         whole_elements=whole_elements(graph, kept),
         largest=largest_of(graph, {row.name: kept.get(row.name, prod(row.shape)) for row in graph.trained}),
         scattered=scattered,
-        dropped=largest_of(graph, {name: dropped(graph, kept, name) for name in kept}),
+        dropped=largest_of(
+            graph, {x: dropped(graph, kept, profile.halved, x) for x in (*kept, *profile.halved)}
+        ),
         unsummed=frozenset(unsummed),
         moving=moved,
         walking=walking,
@@ -271,9 +271,8 @@ def _gathering(time_ns: dict[Kind, IntArray], profile: Profile) -> dict[Kind, In
     return {kind: ns + gathered if kind in (Kind.B, Kind.W) else ns for kind, ns in time_ns.items()}
 
 
-def _parameters(
-    graph: ModelGraph, kept: Mapping[str, int], unsummed: Collection[str]
-) -> tuple[IntArray, ...]:
+def _parameters(profile: Profile, unsummed: Collection[str]) -> tuple[IntArray, ...]:
+    graph, kept = profile.graph, profile.kept.counts
     held, gradients, summed, tied, elements, trained, scattered = every = [
         Rectangles(len(graph.layers)) for _ in range(7)
     ]
@@ -282,9 +281,11 @@ def _parameters(
         size, number = parameter.bytes, prod(parameter.shape)
         if parameter.name in kept:
             size, number = size // number * kept[parameter.name], kept[parameter.name]
-            held.add_once(users, size + INDEX_BYTES * number)  # beside the dense weight
+            held.add_once(users, INDEX_BYTES * number)
+        if parameter.name in kept or parameter.name in profile.halved:
+            held.add_once(users, size)  # beside the dense weight
             scattered.add_once(users, number)
-        held.add_once(users, parameter.bytes)
+        held.add_once(users, parameter.bytes // 2 if parameter.name in profile.halved else parameter.bytes)
         if parameter.trainable and users:
             gradients.add_once(users, size)
             summed.add_once(users, size)

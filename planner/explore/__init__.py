@@ -5,7 +5,7 @@ plans, `over_devices`, `over_batches` and `over_kept` return a sweep, `explain` 
 `frontier.py`.
 """
 
-from planner.explore.explanation import Explanation, MoreMemory, PlanParts, PrunedState, explain
+from planner.explore.explanation import Explanation, MoreMemory, PlanParts, PrunedState, StageSums, explain
 from planner.explore.frontier import Frontier, FrontierRow, frontier
 from planner.explore.scaling import (
     EFFICIENT,
@@ -35,6 +35,7 @@ __all__ = [
     "PlanParts",
     "PrunedState",
     "ScalingRow",
+    "StageSums",
     "Sweep",
     "explain",
     "frontier",

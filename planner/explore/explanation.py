@@ -7,7 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import prod
 
-from planner.cluster import with_more
+import numpy as np
+
+from planner.cluster import Slot, all_reduce, card_sharers, measured_sums, spread, with_more
 from planner.cost import INDEX_BYTES
 from planner.explore.scaling import Lemma, computing_ns, overhead
 from planner.kept import WHOLE
@@ -24,6 +26,7 @@ from planner.milp import (
 from planner.plan import Plan, PlannedConfiguration
 from planner.profile import Profile
 from planner.schedule import FAMILIES
+from planner.sums import today
 
 GIB = 1 << 30
 _SHOWN = 6
@@ -58,6 +61,17 @@ class PrunedState:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StageSums:
+    """The sum of gradients of one stage, as each way takes that was measured between its ranks."""
+
+    stage: int
+    ranks: int
+    bytes: int
+    name: str  # of the way that the plan takes
+    ns: Mapping[str, int]  # by name, the fastest first
+
+
+@dataclass(frozen=True, kw_only=True)
 class Explanation:
     """A plan with what its search has shown beside it."""
 
@@ -75,6 +89,7 @@ class Explanation:
         None  # where gradients are summed in parts: the same plan with one sum a device
     )
     pruned: PrunedState | None = None  # where weights are pruned
+    sums: StageSums | None = None  # of the stage whose sum takes longest, where sums were measured
 
 
 def explain(question: Question, *, more_bytes: int = GIB) -> Explanation:
@@ -106,6 +121,7 @@ def explain(question: Question, *, more_bytes: int = GIB) -> Explanation:
         overhead=overhead(plan),
         in_one=_in_one(found),
         pruned=pruned,
+        sums=_sums(question, plan, found),
     )
 
 
@@ -117,11 +133,44 @@ def _over_bound(plan: Plan) -> float:
     return max(1.0, proof.objective_ns / proof.bound_ns)
 
 
+def _sums(question: Question, plan: Plan, found: SearchState) -> StageSums | None:
+    """Returns the sum that takes longest, among those that nobody shares; None where no sum was measured there."""
+    best, machines = found.best, question.cluster
+    if best is None or best.answer is None or best.shape.shard or best.shape.held or plan.batch.shares:
+        return None
+    posed = best.problem.settled(best.answer.cut)
+    sizes = posed.own_bytes(best.answer.cut[:-1], best.answer.cut[1:])
+    groups = [_holders(plan, stage) for stage in range(len(plan.stages))]
+    sharers, rows = card_sharers(machines, groups), list[StageSums]()
+    for stage, (group, size) in enumerate(zip(groups, sizes.tolist(), strict=True)):
+        over = spread(machines, group)
+        took = {
+            name: int(
+                all_reduce(machines, over, "free", pinned=name, sharers=sharers).ns(np.array([size]))[0]
+            )
+            for name in measured_sums(machines, over)
+        }
+        own = plan.sums.by[stage] if plan.sums is not None else str(today(len(group)))
+        if size and own in took:
+            fastest = dict(sorted(took.items(), key=lambda row: row[1]))
+            rows.append(StageSums(stage=stage, ranks=len(group), bytes=size, name=own, ns=fastest))
+    return max(rows, key=lambda row: row.ns[row.name], default=None)
+
+
+def _holders(plan: Plan, stage: int) -> list[Slot]:
+    """Returns the devices of the ranks that hold a stage."""
+    workers = {row[stage] for row in plan.schedule.place}
+    return [Slot(place.node, place.slot) for place in plan.places if place.pipeline in workers]
+
+
 def _pruned(question: Question) -> PrunedState:
     profile = question.profile
     whole = replace(profile, kept=WHOLE)
     dense = solve_or_none(replace(question, profile=whole).instance(), question.effort)
-    return PrunedState(bytes_each=_bytes_each(profile), dense_bytes_each=_bytes_each(whole), dense=dense)
+    held = question.instance().profile
+    return PrunedState(
+        bytes_each=_bytes_each(held), dense_bytes_each=_bytes_each(replace(held, kept=WHOLE)), dense=dense
+    )
 
 
 def _bytes_each(profile: Profile) -> float:
@@ -131,8 +180,10 @@ def _bytes_each(profile: Profile) -> float:
         size = prod(row.shape)
         stay = kept.get(row.name, size)
         each = row.bytes // max(1, size)
-        total += row.bytes + stay * (each + profile.optimizer.state_bytes_per_parameter)
-        total += stay * (each + INDEX_BYTES) if row.name in kept else 0
+        total += row.bytes // 2 if row.name in profile.halved else row.bytes
+        total += stay * (each + profile.optimizer.state_bytes_per_parameter)
+        total += stay * each if row.name in kept or row.name in profile.halved else 0
+        total += stay * INDEX_BYTES if row.name in kept else 0
         elements += size
     return total / max(1, elements)
 

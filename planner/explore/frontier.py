@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from math import isqrt
+from math import isqrt, prod
 from typing import Literal
 
 from planner.arrays import NS_PER_S
@@ -246,8 +246,11 @@ def _least_bytes(space: Instance) -> int:
     """Returns the bytes of the parameters and their gradients on each device if spread over all: nothing fits within
     less.
     """
-    graph = space.profile.graph
-    own = sum(row.bytes for row in (*graph.parameters, *graph.trained) if row.users)
+    graph, kept, halved = space.profile.graph, space.profile.kept.counts, space.profile.halved
+    own = sum(row.bytes // (1 + (row.name in halved)) for row in graph.parameters if row.users)
+    for row in graph.trained:
+        size = max(1, prod(row.shape))
+        own += row.bytes * kept.get(row.name, size) // size
     return own // total_devices(space.cluster) - 1
 
 

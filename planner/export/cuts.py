@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 
 from planner.errors import BadInput
 from planner.plan import unit_names
@@ -40,12 +40,10 @@ def even_stages(layers: Sequence[str], stages: int) -> Stages:
 
 
 def _units(layers: Sequence[str]) -> list[tuple[str, ...]]:
-    """Returns the layers of every unit, without the loss."""
-    found: dict[str, list[str]] = {}
+    """Returns the layers of every unit, without the loss. What stands before blocks and after them is two units."""
     names = list(layers[:-1])
-    for unit, layer in zip(unit_names(names), names, strict=True):
-        found.setdefault(unit, []).append(layer)
-    return [tuple(own) for own in found.values()]
+    runs = groupby(zip(unit_names(names), names, strict=True), lambda named: named[0])
+    return [tuple(name for _, name in run) for _, run in runs]
 
 
 def _grouped(units: Sequence[tuple[str, ...]], counts: Sequence[int], loss: str) -> Stages:

@@ -98,6 +98,8 @@ def unsayable(plan: Plan) -> Iterator[str]:
         yield f"shares {', '.join(map(str, plan.batch.shares))}: replicas with unequal numbers of micro-batches"
     if plan.kept is not None:
         yield f"kept: pruned weights, {plan.kept.share:.3g} of them trained"
+    if plan.weights != "same":
+        yield f"weights: {plan.weights}, with fp32 ones that are updated"
     if plan.ema:
         yield "ema: averages of the parameters"
     yield from _of_stages(plan)

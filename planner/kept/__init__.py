@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from planner.doors import later
-from planner.kept.counts import WHOLE, KeptEntries, kept_counts
+from planner.kept.counts import MOVED_ENTRIES, WHOLE, KeptEntries, kept_counts
 
 if TYPE_CHECKING:
-    from planner.kept.asked import kept_asked, shares_asked
     from planner.kept.magnitude import By, Numbers, prune
-    from planner.kept.masks import Masks, dump, load_masks
+    from planner.kept.masks import Masks, dump, kept_asked, load_masks, shares_asked
 
 __all__ = [
+    "MOVED_ENTRIES",
     "WHOLE",
     "By",
     "KeptEntries",
@@ -33,8 +33,7 @@ __all__ = [
 __getattr__ = later(
     __name__,
     {
-        "asked": ("kept_asked", "shares_asked"),
-        "masks": ("Masks", "dump", "load_masks"),
+        "masks": ("Masks", "dump", "kept_asked", "load_masks", "shares_asked"),
         "magnitude": ("By", "Numbers", "prune"),
     },
 )

@@ -8,6 +8,8 @@ from math import prod
 
 from planner.model import ModelGraph
 
+MOVED_ENTRIES = 2**18  # of a gradient or of a weight, at a time
+
 
 def share_of(elements: int, keep: float) -> int:
     """Returns how many entries of a tensor a share keeps, at least one.

@@ -6,7 +6,8 @@
 ({'w': 2}, 'sha256:')
 
 A parameter without a mask is whole. In a file of masks, each parameter has a tensor of int32 under its name. A mask made
-elsewhere may be a tensor of bool in the parameter's shape, true where an entry is kept.
+elsewhere may be a tensor of bool in the parameter's shape, true where an entry is kept. What a user asks for is a file
+of masks, or a share of every pruned weight before there are masks.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from safetensors.numpy import save
 
 from planner.errors import BadInput
 from planner.files import check_tensor_file, write_whole
+from planner.kept.counts import WHOLE, KeptEntries
 from planner.model import ModelGraph, Parameter
 
 Indices = NDArray[np.int32]
@@ -162,3 +164,37 @@ def dump(masks: Masks, path: Path) -> None:
     told = {_ELEMENTS: json.dumps(dict(sorted(masks.elements.items()))), "digest": masks.digest}
     tensors = {name: np.ascontiguousarray(index, np.int32) for name, index in masks.indices.items()}
     write_whole(path, save(tensors, told))
+
+
+def shares_asked(given: str | None) -> tuple[float, ...]:
+    """Returns the shares that are to be kept; none where nothing is given, or a file.
+
+    Raises: BadInput where there is neither a file of that name nor a share.
+
+    >>> shares_asked("0.2,0.1")
+    (0.2, 0.1)
+    """
+    if given is None or Path(given).is_file():
+        return ()
+    try:
+        shares = tuple(float(share) for share in given.split(","))
+    except ValueError:
+        shares = (0.0,)
+    if not all(0 < share <= 1 for share in shares):
+        allowed = "a file of masks, or shares above 0 and at most 1, such as 0.1 or 0.2,0.1"
+        raise BadInput(f"'{given}' is neither a file nor a share", where="--kept", allowed=allowed)
+    return shares
+
+
+def kept_asked(graph: ModelGraph, given: str | None) -> KeptEntries:
+    """Returns what is kept of a model; everything where nothing is given, or several shares.
+
+    Raises: BadInput where a file has no masks of this model.
+    """
+    shares = shares_asked(given)
+    if given is None or len(shares) > 1:
+        return WHOLE
+    if shares:
+        return KeptEntries.of_share(graph, shares[0])
+    masks = load_masks(Path(given)).fitted(graph, given)
+    return KeptEntries.of_masks(graph, masks.counts, masks.digest)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
-from typing import Final, Literal, TypedDict
+from typing import Final, Literal, TypedDict, TypeVar
 
 from planner.errors import BadInput
 from planner.layout import Mesh, Wish
@@ -19,25 +19,16 @@ from planner.schedule import FAMILIES
 from planner.sums import parse
 
 Update = Literal["rolling", "barrier"]
+Weights = Literal["same", "bf16"]
+Word = TypeVar("Word", bound=str)
 Held = Literal["", "gradients", "parameters"]  # what replicas share by element
 SAMPLES: Final = "samples"  # written in place of a grid: from the layer on, ranks share whole samples
 NO_GATHER: Final = "none"  # written in place of the layer before which shards are gathered
 
 PINS: Final = (
-    *(
-        "data",
-        "pipeline",
-        "spatial",
-        "gather",
-        "regrid",
-        "group",
-        "cut",
-        "micro",
-        "schedule",
-        "pairs",
-        "chunks",
-    ),
-    *("recompute", "shard", "ema", "update", "cuts", "stages", "devices", "out_of_order", "sums"),
+    *("data", "pipeline", "spatial", "gather", "regrid", "group", "cut", "micro", "schedule", "pairs"),
+    *("chunks", "recompute", "shard", "ema", "update", "cuts", "stages", "devices", "out_of_order"),
+    *("sums", "weights"),
 )
 
 
@@ -69,6 +60,9 @@ class Pins:
     devices: int | None = None  # at most
     cuts: tuple[str, ...] | None = None  # layers that open a stage, until the model is known
     out_of_order: bool | None = None  # False leaves the family `overlap` out unless it is asked for
+    weights: Weights = (
+        "same"  # the type that weights are held in, where only products and convolutions read them
+    )
     sums: str = ""  # the name of the sums of gradients; what replicas share is summed by parts and has none
 
 
@@ -104,11 +98,12 @@ def pins(fix: Mapping[str, object], schedules: Sequence[str] | None) -> Pins:
         recompute=_flag(fix, "recompute"),
         **_shard(fix),
         ema=bool(_flag(fix, "ema")),
-        update=_update(fix),
+        update=_one_of(fix, "update", ("rolling", "barrier"), "barrier"),
         stages=_stages(fix),
         devices=_whole(fix, "devices"),
         cuts=_cuts(fix),
         out_of_order=_flag(fix, "out_of_order"),
+        weights=_one_of(fix, "weights", ("same", "bf16"), "same"),
         sums=str(parse(str(fix["sums"]), where="fix")) if "sums" in fix else "",
     )
 
@@ -189,13 +184,12 @@ def _shard(fix: Mapping[str, object]) -> _Shard:
     return {"shard": False, "held": held, "ranks": int(ranks) if ranks else None}
 
 
-def _update(fix: Mapping[str, object]) -> Update:
-    value = fix.get("update", "barrier")
-    if value == "rolling":
-        return "rolling"
-    if value == "barrier":
-        return "barrier"
-    raise BadInput(f"update is {value!r}", where="fix", allowed="rolling or barrier")
+def _one_of(fix: Mapping[str, object], key: str, allowed: Sequence[Word], usual: Word) -> Word:
+    value = fix.get(key, usual)
+    for word in allowed:
+        if value == word:
+            return word
+    raise BadInput(f"{key} is {value!r}", where="fix", allowed=" or ".join(allowed))
 
 
 def _stages(fix: Mapping[str, object]) -> tuple[tuple[str, ...], ...] | None:

@@ -23,7 +23,7 @@ from planner.milp.search.pick import ranked, thriftier
 from planner.milp.search.state import SearchState
 from planner.milp.uneven import uneven
 from planner.milp.write_plan import plan_of
-from planner.plan import Plan
+from planner.plan import Plan, held_in_half
 from planner.profile import Profile
 from planner.schedule import FAMILIES, ROUNDS_BY_PART, rounds_by_part
 
@@ -90,6 +90,9 @@ class Question:
         profile, pinned = orders.as_pinned(self.profile, with_stages(fixed, self.profile.graph))
         precision = _choice(profile, "precision", self.precision, "fp32")
         execution = _choice(profile, "execution", self.execution, "eager")
+        if pinned.weights == "bf16":
+            alone = bool(pinned.held), pinned.group is not None
+            profile = held_in_half(profile, precision, execution, *alone)
         instance = Instance(
             profile=profile,
             cluster=self.cluster,

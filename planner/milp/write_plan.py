@@ -62,6 +62,7 @@ def plan_of(space: Instance, posed: CutProblem, answer: Answer, certificate: Cer
             fingerprint=profile.graph.fingerprint,
         ),
         precision="bf16" if space.precision == "bf16" else "fp16" if space.precision == "fp16" else "fp32",
+        weights=space.pins.weights,
         execution="compiled" if space.execution == "compiled" else "eager",
         optimizer=profile.optimizer.name,
         shard_optimizer=shape.shard,

@@ -13,19 +13,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import PrivateAttr
 
 from planner import show
-from planner.errors import BadInput
+from planner.errors import BadInput, ShardwrightError
 from planner.explore import Frontier, frontier
 from planner.milp import Question, solve
 from planner.plan import Plan, stage_rows
 from planner.shown import Shown, frame_of
 from planner.timeline import Timeline
+from planner.units import format_duration
 
 if TYPE_CHECKING:
+    from ipywidgets import VBox
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
@@ -86,6 +88,14 @@ class SolvedPlan(Plan):
         """Returns the best trades of time against memory and against devices."""
         return front(self.question)
 
+    def explore(self) -> VBox:
+        """Returns dials for a notebook: micro-batch, nodes, bandwidth and memory, with the plan that follows from them.
+
+        The plan is solved anew whenever a dial is let go, and shown beside the best trades of time against memory.
+        Raises: BadInput where ipywidgets is not installed, or the plan came from a file without its costs.
+        """
+        return Dials(self).box()
+
     def timeline(self) -> Timeline:
         """Returns one step, as it will run."""
         from planner.simulate import simulate_plan
@@ -102,17 +112,29 @@ class SolvedPlan(Plan):
         )
         return [str(each) for each in found]
 
-    def report(self, path: str | Path, *, run: RunRecord | None = None, costs: Profile | None = None) -> Path:
+    def report(
+        self,
+        path: str | Path,
+        *,
+        run: RunRecord | None = None,
+        costs: Profile | None = None,
+        against: Plan | RunRecord | None = None,
+    ) -> Path:
         """Writes the report for a browser; a file that is there is overwritten.
 
-        Args: `run` adds measured times, `costs` every layer's.
+        Args: `run` adds measured times, `costs` every layer's; `against` is another plan or run, side by side with this.
         Returns: the path.
         """
         from planner import files
         from planner.report import Contents, render
 
         costs = costs or (self._asked.profile if self._asked is not None else None)
-        files.write_whole(Path(path), render(Contents(plan=self, run=run, profile=costs)))
+        beside = None
+        if isinstance(against, Plan):
+            beside = Contents(plan=against)
+        elif against is not None:
+            beside = Contents(plan=against.plan, run=against)
+        files.write_whole(Path(path), render(Contents(plan=self, run=run, profile=costs, beside=beside)))
         return Path(path)
 
     def plot(self) -> Figure:
@@ -201,3 +223,72 @@ class SolvedFrontier(Shown):
 def front(asked: Question) -> SolvedFrontier:
     with asked.effort.watch.stoppable():
         return SolvedFrontier(frontier(asked), asked)
+
+
+class Dials:
+    """What somebody asks by dials, and what is answered."""
+
+    def __init__(self, start: SolvedPlan) -> None:
+        self.start, self.answer = start, start
+        self._known: dict[tuple[object, ...], SolvedPlan] = {}
+        asked, cluster = start.question, start.question.cluster
+        self.micros = sorted({key.micro for key in asked.profile.settings if not key.split})
+        self.nodes = sum(group.count for group in cluster.nodes)
+        self.gib = min(group.capacity_bytes for group in cluster.nodes) / 2**30
+
+    def ask(self, micro: int | None, nodes: int | None, network: float, memory_gib: float | None) -> str:
+        """Answers what the dials say.
+
+        Args: None is as it was asked at first; `network` is times the bandwidth.
+        Returns: HTML with the plan, or with why there is none.
+        """
+        key = (micro, nodes, network, memory_gib)
+        fix: dict[str, Any] = {} if micro is None else {"micro": micro}  # None would free what was fixed
+        try:
+            if key not in self._known:
+                times = None if network == 1 else network
+                self._known[key] = self.start.what_if(
+                    nodes=nodes, network=times, memory_gib=memory_gib, **fix
+                )
+            self.answer = self._known[key]
+        except ShardwrightError as error:
+            return show.paragraph(str(error))
+        return self.answer._repr_html_()
+
+    def front(self) -> str:
+        """Returns the best trades of time against memory of the last answer, and where that stands, as HTML."""
+        found = self.answer.frontier()
+        own = show.paragraph(f"The plan above: {format_duration(self.answer.prediction.step_ns)} a step.")
+        return own + found._repr_html_()
+
+    def box(self) -> VBox:
+        """Returns the dials as widgets, the answer below them."""
+        try:
+            import ipywidgets as widgets
+        except ImportError:
+            hint = "pip install 'shardwright[notebook]'"
+            raise BadInput("ipywidgets is not installed", where="explore", allowed=hint) from None
+        micro = widgets.Dropdown(
+            options=[("best", None), *((str(each), each) for each in self.micros)], description="micro-batch"
+        )
+        nodes = widgets.IntSlider(self.nodes, 1, self.nodes, description="nodes")
+        network = widgets.SelectionSlider(options=[0.25, 0.5, 1, 2, 4], value=1, description="bandwidth ×")
+        least = max(self.gib / 16, 0.1)
+        memory = widgets.FloatSlider(self.gib, min=least, max=2 * self.gib, step=least, description="GiB")
+        dials = (micro, nodes, network, memory)
+        answer, front = widgets.HTML(self.answer._repr_html_()), widgets.HTML()
+        button = widgets.Button(description="frontier")
+
+        def turned(change: object) -> None:
+            count = None if nodes.value == self.nodes else nodes.value
+            gib = None if memory.value == self.gib else memory.value
+            answer.value, front.value = self.ask(micro.value, count, network.value, gib), ""
+
+        def pressed(clicked: object) -> None:
+            front.value = self.front()
+
+        for dial in dials:
+            dial.continuous_update = False  # only when it is let go
+            dial.observe(turned, names="value")
+        button.on_click(pressed)
+        return widgets.VBox([*dials, answer, button, front])

@@ -61,7 +61,6 @@ if TYPE_CHECKING:
         coordinates,
         distinct_replicas,
         grids_of,
-        kept_of,
         layers_of,
         places,
         rank_of,
@@ -76,6 +75,7 @@ if TYPE_CHECKING:
         times_of,
         world_size,
     )
+    from planner.plan.kept_weights import halved_weights, held_in_half, kept_of, with_halved
     from planner.plan.sharding import (
         BY_ELEMENT,
         cards_of,
@@ -132,6 +132,8 @@ __all__ = [
     "dump",
     "graph_on_group",
     "grids_of",
+    "halved_weights",
+    "held_in_half",
     "holders_of",
     "is_cut",
     "kept_of",
@@ -160,6 +162,7 @@ __all__ = [
     "updaters",
     "wishes_in",
     "wishes_of",
+    "with_halved",
     "world_size",
 ]
 
@@ -174,7 +177,6 @@ __getattr__ = later(
             "readers",
             "reading_ns",
             "shared_from",
-            "kept_of",
             "layers_of",
             "refused",
             "schedule_of",
@@ -199,6 +201,7 @@ __getattr__ = later(
             "wishes_in",
             "wishes_of",
         ),
+        "kept_weights": ("halved_weights", "kept_of", "held_in_half", "with_halved"),
         "sharding": (
             "BY_ELEMENT",
             "cards_of",

@@ -95,6 +95,7 @@ def _not_with_cuts(plan: Plan) -> Iterator[str]:
         "execution: compiled": plan.execution == "compiled",
         "precision: fp16": plan.precision == "fp16",
         "pruned weights": plan.kept is not None,
+        "weights: bf16": plan.weights == "bf16",
         "shares of the batch": bool(plan.batch.shares),
         "update: rolling": plan.schedule.update == "rolling",
         "grids over space": any(x.spatial or x.gather_before or x.regrid for x in stages),

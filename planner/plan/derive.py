@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from math import ceil, prod
+from math import ceil
 from typing import NamedTuple
 
 from planner import cluster as clusters
 from planner.cluster import Cluster
 from planner.errors import BadPlan, Infeasible, Violation
-from planner.kept import kept_counts
 from planner.model import ModelGraph, misplaced, refusals
 from planner.plan.certificate import StageTimes
 from planner.plan.cuts import refused_cuts
+from planner.plan.kept_weights import refused_weights
 from planner.plan.plan import Axes, Place, Plan, StagePlan
 from planner.plan.sharding import refused_shards, refused_sums, shard_of, shared_by_element
 from planner.schedule import Kind, Schedule, parse_orders
@@ -182,36 +182,6 @@ def ranks_of_worker(axes: Axes, worker: int) -> tuple[int, ...]:
     return tuple(sorted(rank_of(axes, Coordinates(data, worker, spatial)) for data, spatial in shards))
 
 
-def kept_of(plan: Plan, graph: ModelGraph) -> dict[str, int]:
-    """Returns how many entries each pruned parameter keeps; nothing where a plan prunes none.
-
-    Args: `graph` is the model of the plan.
-    """
-    if plan.kept is None:
-        return {}
-    return dict(plan.kept.counts) or kept_counts(graph, plan.kept.share)
-
-
-def _refused_kept(plan: Plan, graph: ModelGraph) -> Iterator[Violation]:
-    """Yields what cannot be had of the pruning that a plan asks for."""
-    if plan.kept is None:
-        return
-    sizes = {row.name: prod(row.shape) for row in graph.trained}
-    for name, count in plan.kept.counts.items():
-        if count >= sizes.get(name, 0):
-            met = f"{sizes[name]} elements" if name in sizes else "no trained parameter of this model"
-            message = f"{count} of '{name}', which has {met}; fewer than a trained parameter has"
-            yield Violation(rule="kept", where="kept.counts", message=message)
-    if plan.ema:
-        message = "ema averages whole parameters, and these are pruned: no ema, or a dense plan"
-        yield Violation(rule="kept", where="ema", message=message)
-    if shared_by_element(plan):
-        message = (
-            "pruned weights do not go with gradients or parameters shared by element: shard state, or nothing"
-        )
-        yield Violation(rule="kept", where="kept", message=message)
-
-
 def refused(plan: Plan, graph: ModelGraph, joint: str = "", whole: str = "") -> Iterator[Violation]:
     """Yields what the model itself does not allow of a plan, as `planner.model.refusals` has it.
 
@@ -220,7 +190,7 @@ def refused(plan: Plan, graph: ModelGraph, joint: str = "", whole: str = "") -> 
     """
     yield from refused_shards(plan, graph, whole)
     yield from refused_cuts(plan, graph, whole or joint)
-    yield from _refused_kept(plan, graph)
+    yield from refused_weights(plan, graph)
     yield from refused_sums(plan)
     if plan.batch.shares and graph.synchronised:
         message = f"'{graph.synchronised[0]}' has a SyncBatchNorm, whose replicas need equal shares"

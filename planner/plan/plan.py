@@ -239,6 +239,9 @@ class Plan(Part):
     version: Literal[2] = PLAN_VERSION
     model: ModelRef
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    weights: Literal["same", "bf16"] = Field(
+        "same", description="bf16: weights that only products and convolutions read; fp32 ones are updated"
+    )
     execution: Literal["eager", "compiled"] = "eager"
     optimizer: str = "adamw"
     shard_optimizer: Flag = False

@@ -49,6 +49,8 @@ def dump(plan: Plan) -> str:
         del data["kept"]
     elif not data["kept"]["counts"]:
         del data["kept"]["counts"]
+    if plan.weights == "same":
+        del data["weights"]
     if plan.sums is None:
         del data["sums"]
     if not plan.ema:

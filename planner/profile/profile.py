@@ -184,6 +184,7 @@ class Profile(Shown):
     others: float = 0.0  # share of the machine that other processes took while it was measured
     samples: SampleCost | None = None  # None where batches are synthetic, or reading was not timed
     kept: KeptEntries = WHOLE  # of pruned weights, that plans are for; in no file
+    halved: frozenset[str] = frozenset()  # weights that plans hold in bf16; in no file
     types: Mapping[str, Profile] = field(default_factory=dict)  # by device: see `together`; in no file
 
     @property
@@ -192,12 +193,14 @@ class Profile(Shown):
 
         Returns: by device; empty where there is but one.
         """
-        return {device: replace(own, kept=self.kept, graph=self.graph) for device, own in self.types.items()}
+        asked = {"kept": self.kept, "halved": self.halved, "graph": self.graph}
+        return {device: replace(own, **asked) for device, own in self.types.items()}  # type: ignore[arg-type]
 
     @property
     def by_element(self) -> bool:
-        """Returns whether ranks may each update a part of a parameter; none is shared so where weights are pruned."""
-        return bool(self.optimizer.by_element) and not self.kept.counts
+        """Returns whether ranks may each update a part of a parameter; none is shared so where weights are pruned
+        or in bf16."""
+        return bool(self.optimizer.by_element) and not self.kept.counts and not self.halved
 
     def cost(self, layer: str, key: CostKey) -> LayerCost:
         """Returns the row of a layer at a setting.

@@ -6,21 +6,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
 from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
+from planner.advice import Sources
 from planner.cluster import Group, Sum
 from planner.cost import GridChoice, Prices, Tables, setting_of, sharded, stage_bytes
 from planner.errors import BadInput
 from planner.model import ModelGraph
-from planner.plan import Plan, StagePlan, as_planned, schedule_of, updaters
+from planner.plan import Plan, StagePlan, as_planned, coordinates, schedule_of, updaters
 from planner.profile import Profile
-from planner.report.timeline_rows import Track, per_row, track
+from planner.report.timeline_rows import Track, busy_of_ranks, per_row, track
 from planner.schedule import FAMILIES
 from planner.simulate import (
     RunRecord,
@@ -33,6 +35,7 @@ from planner.simulate import (
     simulate_plan,
 )
 from planner.timeline import BUSY, SEND, Timeline
+from planner.trace import RankTrace, perfetto
 
 if TYPE_CHECKING:
     from planner.explore import Frontier
@@ -44,6 +47,9 @@ class Contents:
     run: RunRecord | None = None
     profile: Profile | None = None
     frontier: Frontier | None = None
+    sources: Sources = field(default_factory=Sources)
+    beside: Contents | None = None  # another plan, perhaps with a run, that this one is held against
+    profiled: Sequence[RankTrace] = ()  # what torch.profiler recorded in the run's ranks
 
     def __post_init__(self) -> None:
         if self.profile is not None:
@@ -67,6 +73,27 @@ class Contents:
         if self.run is None:
             return None
         return track(self.run.measured.of_step(self.run.typical_step), self.run.slowest_group)
+
+    @cached_property
+    def trace(self) -> str:
+        """Returns what is measured, every rank and step of it, and what is predicted as a trace for Perfetto."""
+        run = {} if self.run is None else {"measured": self.run.measured}
+        return perfetto(self.plan, {**run, "predicted": self.timeline}, self.profiled)
+
+    @property
+    def most_of_a_trace(self) -> int:
+        """Returns how many events the trace has at most."""
+        return len(self.timeline) + (0 if self.run is None else len(self.run.measured))
+
+    @cached_property
+    def busy_shares(self) -> tuple[list[int], list[int], NDArray[np.float64]] | None:
+        """Returns ranks, steps, and how long each rank was busy in each step against what is predicted for its worker."""
+        if self.run is None:
+            return None
+        ranks, steps, busy = busy_of_ranks(self.run.measured)
+        planned = dict(zip(*_predicted_busy(self.timeline), strict=True))
+        workers = [coordinates(self.run.plan.axes, rank).pipeline for rank in ranks]
+        return ranks, steps, busy / np.array([[max(1.0, planned.get(worker, 1.0))] for worker in workers])
 
     @cached_property
     def step_ns(self) -> int:
@@ -128,6 +155,11 @@ class Contents:
     @property
     def graph(self) -> ModelGraph | None:
         return None if self.profile is None else as_planned(self.profile.graph, self.plan)
+
+
+def _predicted_busy(timeline: Timeline) -> tuple[list[int], list[float]]:
+    workers, _, busy = busy_of_ranks(timeline)
+    return workers, np.nanmean(busy, axis=1).tolist() if workers else []
 
 
 def check_same_model(plan: Plan, profile: Profile) -> None:

@@ -6,12 +6,14 @@ import json
 import re
 from importlib.resources import files
 
+import numpy as np
+
 from planner.report import sections, sections_plan
 from planner.report.contents import Contents
-from planner.report.timeline_rows import lines, packed
+from planner.report.timeline_rows import deflated, filled, heat, lines, packed
 from planner.show import escaped
 
-_SCRIPTS = ("data.js", "gantt.js", "controls.js", "page.js")
+_SCRIPTS = ("data.js", "gantt.js", "heat.js", "controls.js", "page.js")
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 
 
@@ -42,28 +44,46 @@ def render(found: Contents) -> str:
 
 
 def _body(found: Contents) -> str:
-    parts = [sections.measured(found.run)] if found.run is not None else []
-    parts += [sections.timeline(found)]
+    parts = [sections.measured(found, found.run)] if found.run is not None else []
+    parts += [sections.timeline(found), sections_plan.beside(found)]
     parts += [sections.memory_section(found), sections_plan.rivals(found), sections_plan.frontier(found)]
     parts += [sections_plan.model(found), sections_plan.certificate(found), sections_plan.next_steps(found)]
     return "".join([*parts, sections_plan.provenance(found)])
 
 
 def _data(found: Contents) -> dict[str, object]:
-    tracks = [{"name": "predicted", **packed(found.predicted)}]
-    if found.measured is not None:
-        tracks.insert(0, {"name": "measured", **packed(found.measured)})
     file_name = re.sub(r"[^A-Za-z0-9]+", "-", found.plan.model.workload).strip("-")
     data: dict[str, object] = {
-        "tracks": tracks,
-        "workers": [str(worker) for worker in range(found.plan.axes.pipeline)],
+        **_charted(found),
         "pipes": len(found.plan.schedule.place),
         "trace": f"{file_name or 'plan'}-trace.json",
     }
+    if found.most_of_a_trace <= sections.MOST_OF_A_TRACE:
+        data["traced"] = deflated(found.trace.encode())
     if found.memory_lines is not None:
         timeline, limits = found.memory_lines
-        data |= {"memory": lines(timeline, range(found.plan.axes.pipeline), 0), "limits": limits}
+        workers = range(found.plan.axes.pipeline)
+        data |= {"memory": lines(timeline, workers, 0), "limits": limits}
+        held = filled(timeline, workers, _MEMORY_PARTS) / np.array([[max(1, limit)] for limit in limits])
+        data["filled"] = {**heat(held), "span": timeline.makespan_ns}
+    if found.busy_shares is not None and found.busy_shares[0]:
+        ranks, steps, shares = found.busy_shares
+        shown = slice(-_MOST_STEPS, None)
+        data["late"] = {**heat(shares[:, shown]), "ranks": ranks, "steps": steps[shown]}
+    if found.beside is not None:
+        data["beside"] = {**_charted(found.beside), "pipes": len(found.beside.plan.schedule.place)}
     return data
+
+
+_MEMORY_PARTS = 240  # of a step, in which memory is told
+_MOST_STEPS = 500  # whose ranks are drawn, the last ones
+
+
+def _charted(found: Contents) -> dict[str, object]:
+    tracks = [{"name": "predicted", **packed(found.predicted)}]
+    if found.measured is not None:
+        tracks.insert(0, {"name": "measured", **packed(found.measured)})
+    return {"tracks": tracks, "workers": [str(worker) for worker in range(found.plan.axes.pipeline)]}
 
 
 def _json(data: object) -> str:

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-from planner.plan import Plan, world_size
+from collections.abc import Iterator
+
+import numpy as np
+
+from planner.plan import Plan, coordinates, ranks_of_worker, world_size
 from planner.report.contents import Contents
-from planner.report.widgets import MEMORY_PARTS, MOST_LISTED, memory_bar, mesh, page_table, section, sparkline
+from planner.report.widgets import (
+    MEMORY_PARTS,
+    MOST_LISTED,
+    chart,
+    memory_bar,
+    mesh,
+    page_table,
+    section,
+    sparkline,
+)
 from planner.show import error_bar, escaped, folded, plan_lines
 from planner.simulate import RunRecord
 from planner.timeline import COLLECTIVE, SEND, in_words
@@ -82,15 +95,26 @@ def timeline(found: Contents) -> str:
         "The step over time",
         f'<p class="soft">{lead}</p>',
         f'<div class="bar">{buttons}<button type="button" data-act="all">Whole step</button>'
-        '<button type="button" data-act="trace">Download trace (Perfetto)</button></div>',
-        '<figure id="timeline"><div class="stage">'
-        f'<canvas tabindex="0" role="application" aria-roledescription="timeline" aria-label="{escaped(told)}" aria-describedby="keys"></canvas>'
-        '</div><div class="tip" hidden></div><p class="said" role="status"></p></figure>',
+        f"{_trace_buttons(found)}</div>",
+        chart("timeline", told),
         _legend(found),
         '<p class="hint" id="keys">Drag to move, Ctrl or Shift and wheel to zoom, double-click to zoom in. With the chart focused: '
         "arrows go from event to event and from worker to worker, Shift and an arrow moves, + and − zoom, 0 shows all.</p>",
         "<noscript><p>The chart needs JavaScript, which is in this file; the table has its figures.</p></noscript>",
         folded("The same as a table", _workers(found)),
+    )
+
+
+MOST_OF_A_TRACE = 40_000  # events; a megabyte of the page
+
+
+def _trace_buttons(found: Contents) -> str:
+    if found.most_of_a_trace > MOST_OF_A_TRACE:
+        command = found.sources.report("--trace=trace.json")
+        return f'<span class="hint">The trace is large: <code>{escaped(command)}</code> writes it.</span>'
+    return (
+        '<button type="button" data-act="trace">Download trace</button><button type="button" data-act="perfetto" '
+        'title="In a new tab; the trace stays in your browser">Open in Perfetto</button>'
     )
 
 
@@ -143,7 +167,7 @@ def _workers(found: Contents) -> str:
     )
 
 
-def measured(run: RunRecord) -> str:
+def measured(found: Contents, run: RunRecord) -> str:
     compared = run.comparison
     rows = [
         (
@@ -160,18 +184,60 @@ def measured(run: RunRecord) -> str:
         rows,
         caption="Measured and predicted",
     )
-    steps = [run.measured.of_step(step).makespan_ns for step in run.steps]
     parts = [f"<p><strong>{escaped(run.machine)}</strong></p>"] if run.machine else []
     parts.append(f"<p>{escaped(said)}</p>")
-    if len(steps) > 1:
-        told = f"Step times from {format_duration(min(steps))} to {format_duration(max(steps))}"
-        parts.append(f"<h3>Step times</h3>{sparkline(steps, told)}<p class=soft>{escaped(told)}.</p>")
+    parts += [*_steps(run), *_late(found, run)]
     if len(run.losses) > 1:
         losses = [run.losses[step] for step in sorted(run.losses)]
         told = f"Loss {losses[0]:.4f} at first, {losses[-1]:.4f} at last"
         parts.append(f"<h3>Loss</h3>{sparkline(losses, told)}<p class=soft>{escaped(told)}.</p>")
     parts.append(listed if len(rows) <= MOST_LISTED else folded(f"All {len(rows)} kinds of event", listed))
     return section("run", "Measured and predicted", *parts)
+
+
+def _steps(run: RunRecord) -> Iterator[str]:
+    """Yields the times of steps and how far they spread."""
+    lengths = run.measured.step_lengths()
+    steps = [lengths[step] for step in run.steps]
+    if len(steps) > 1:
+        low, middle, high = (format_duration(float(np.quantile(steps, share))) for share in (0.05, 0.5, 0.95))
+        told = f"Step times from {format_duration(min(steps))} to {format_duration(max(steps))}"
+        spread = f"Half of them took {middle} or less, and nine of ten between {low} and {high}."
+        yield f"<h3>Step times</h3>{sparkline(steps, told)}<p class=soft>{escaped(told)}. {escaped(spread)}</p>"
+
+
+_NOTABLE = 0.05  # of the time of the other ranks of a worker
+
+
+def _late(found: Contents, run: RunRecord) -> Iterator[str]:
+    """Yields the ranks by steps, and which ranks are slower than the others that do the same."""
+    if found.busy_shares is None or not found.busy_shares[0]:
+        return
+    ranks, steps, shares = found.busy_shares
+    after = np.array([step in set(run.steps) for step in steps])
+    middles = dict(zip(ranks, np.nanmedian(shares[:, after], axis=1).tolist(), strict=True))
+    rows = []
+    for rank in ranks:
+        worker = coordinates(run.plan.axes, rank).pipeline
+        others = [
+            middles[each]
+            for each in ranks_of_worker(run.plan.axes, worker)
+            if each in middles and each != rank
+        ]
+        beside = middles[rank] / float(np.median(others)) if others and np.median(others) else None
+        rows.append((beside or 0.0, rank, worker, middles[rank], beside))
+    slow = sorted((row for row in rows if row[0] > 1 + _NOTABLE), reverse=True)[:MOST_LISTED]
+    told = f"Ranks by steps: how long each of {plural(len(ranks), 'rank')} was busy, against its prediction"
+    yield "<h3>Ranks by steps</h3><p class=soft>How long each rank computed in each step, against its prediction. The redder, the later.</p>"
+    yield chart("late", told)
+    if slow:
+        cells = [
+            (str(r), str(w), f"{share:.2f}", f"+{100 * (b or 1) - 100:.0f} %") for _, r, w, share, b in slow
+        ]
+        heads = ("straggler", "worker", "of the prediction", "against ranks that do the same")
+        yield page_table(heads, cells, caption="Stragglers")
+    elif run.plan.axes.data * run.plan.axes.spatial > 1:
+        yield "<p class=soft>No rank is more than 5 % slower than the others that do the same.</p>"
 
 
 def memory_section(found: Contents) -> str:
@@ -219,4 +285,6 @@ def _memory_over_time(found: Contents) -> str:
         '<figure id="memory-chart"><div class="bar"><label>Show <select></select></label></div>'
         '<div class="stage"><canvas role="img" aria-label="Bytes in use over time against the limit"></canvas></div>'
         '<p class="said" role="status"></p></figure>'
+        "<h3>All workers</h3><p class=soft>How full each worker is over the whole step. Red is at the limit.</p>"
+        + chart("filled", "Workers by time: how full each is")
     )

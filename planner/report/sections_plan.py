@@ -1,17 +1,14 @@
-"""Sections on the decision: its runners-up, the frontier, the model's cuts, the proof, where it comes from, and advice.
-
-Advice says what to try next, each only where the plan, its proof or its run gives the reason.
-"""
+"""Sections on the decision: its runners-up, the frontier, the model's cuts, the proof, and where it comes from."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
+from planner.advice import advice
 from planner.plan import Plan, StagePlan, told_shared, told_sums
 from planner.report.contents import Contents
-from planner.report.widgets import MOST_LISTED, facts, mesh, meter, page_table, scatter, section, strip
-from planner.show import RIVAL_HEADS, RivalRow, escaped, folded, proof_list, rival_rows, verdict
-from planner.units import format_bytes, format_duration, format_percent, format_rate, plural
+from planner.report.widgets import MOST_LISTED, chart, facts, mesh, meter, page_table, scatter, section, strip
+from planner.show import RIVAL_HEADS, RivalRow, compare, escaped, folded, proof_list, rival_rows, verdict
+from planner.simulate import RunRecord
+from planner.units import format_bytes, format_duration, format_rate, plural
 
 
 def frontier(found: Contents) -> str:
@@ -48,6 +45,41 @@ def frontier(found: Contents) -> str:
     heads = ("step", "samples/s", "devices", "peak", "gap", "plan")
     parts.append(page_table(heads, rows, caption="The frontier", ours=ours))
     return section("frontier", "The frontier", *parts)
+
+
+def beside(found: Contents) -> str:
+    """Returns the section that holds the plan against another one.
+
+    Returns: the empty text where there is no other.
+    """
+    if found.beside is None:
+        return ""
+    both = compare(found.beside.plan, found.plan)
+    _, *heads = both.heads()
+    rows = [tuple(escaped(cell) for cell in line) for line in both.lines()]
+    rows += _measured_beside(found.beside.run, found.run)
+    told = "The other over the same stretch of time, a row a worker"
+    return section(
+        "beside",
+        "Beside another",
+        f"<p>{escaped(both.summary())}</p>",
+        page_table(
+            ("", *(f"{name}: {head}" for name, head in zip(("other", "this"), heads, strict=True))),
+            rows,
+            caption="Side by side",
+        ),
+        f'<p class="soft">{told}; steps of both charts move together.</p>',
+        chart("other", told),
+    )
+
+
+def _measured_beside(other: RunRecord | None, own: RunRecord | None) -> list[tuple[str, ...]]:
+    found = [None if run is None else run.comparison for run in (other, own)]
+    if not any(found):
+        return []
+    steps = (format_duration(each.measured_step_ns) if each else "not run" for each in found)
+    ratios = (f"{each.ratio:.2f}" if each else "" for each in found)
+    return [("measured step", *steps), ("times the prediction", *ratios)]
 
 
 def rivals(found: Contents) -> str:
@@ -174,9 +206,10 @@ def provenance(found: Contents) -> str:
 
 
 def next_steps(found: Contents) -> str:
+    told = advice(found.plan, found.sources, run=found.run, idle=found.idle_share, fullest=found.fullest)
     items = "".join(
         f"<li>{escaped(what)}" + (f"<br><code>{escaped(command)}</code>" if command else "") + "</li>"
-        for what, command in advice(found)
+        for what, command in told
     )
     return section("next", "What to try next", f'<ul class="plain next">{items}</ul>') if items else ""
 
@@ -186,115 +219,3 @@ def _shared(plan: Plan) -> list[str]:
     state = ["state shared among replicas"] if plan.shard_optimizer else []
     held = [f"replicas share {told}" for told in [told_shared(plan)] if told]
     return state + held + [f"gradients summed by {told}" for told in [told_sums(plan)] if told]
-
-
-_GAP = 0.005  # below, another search is not worth its time
-_IDLE = 0.10
-_FULL, _EMPTY = 0.92, 0.5
-_OFF = 0.15
-_NEAR = 0.03
-
-
-def advice(found: Contents) -> Iterator[tuple[str, str]]:
-    """Yields what to try and why, each with a command or call.
-
-    Returns: pairs of words; the second is empty where there is no command.
-    """
-    yield from _proof(found)
-    yield from _costs(found)
-    yield from _pipeline(found)
-    yield from _memory(found)
-    yield from _simpler(found)
-    yield from _run(found)
-
-
-def _proof(found: Contents) -> Iterator[tuple[str, str]]:
-    proof, name = found.plan.certificate, found.plan.model.workload
-    if proof is None:
-        yield (
-            "This plan has no certificate: it was written by hand or edited. Ask the solver for one that has.",
-            f"shardwright plan {name} --cluster CLUSTER.yaml --batch {found.plan.batch.samples}",
-        )
-    elif proof.gap > _GAP:
-        yield (
-            f"The search ended with a gap of {proof.gap:.2%}: a plan that much faster may exist. Fewer families or a "
-            "pinned decision let it close.",
-            f"shardwright plan {name} ... --schedule {found.plan.schedule.family} --fix pipeline={found.plan.axes.pipeline}",
-        )
-
-
-def _costs(found: Contents) -> Iterator[tuple[str, str]]:
-    if "roofline" in found.plan.provenance.profile:
-        yield (
-            "The costs are a roofline: operations and bytes at the device's peak, which real kernels do not reach. "
-            "Measure one device of the cluster before you believe a time.",
-            f"shardwright profile {found.plan.model.workload} --device cuda -o profile.yaml",
-        )
-
-
-def _pipeline(found: Contents) -> Iterator[tuple[str, str]]:
-    plan = found.plan
-    if plan.axes.pipeline > 1 and found.idle_share > _IDLE:
-        yield (
-            f"Workers idle for {found.idle_share:.0%} of the step. More micro-batches fill a pipeline: a larger batch, "
-            f"or micro-batches smaller than {plan.batch.micro}, if they were profiled.",
-            f"shardwright plan ... --batch {2 * plan.batch.samples}",
-        )
-
-
-def _memory(found: Contents) -> Iterator[tuple[str, str]]:
-    if not found.plan.prediction.memory:
-        return
-    fullest = found.plan.prediction.memory[found.fullest]
-    share = fullest.total / max(1, fullest.limit)
-    room = f"{format_bytes(fullest.total)} of {format_bytes(fullest.limit)}"
-    if share > _FULL:
-        yield (
-            f"Worker {found.fullest} is nearly full: {room}. Keep a margin for fragments (margin_bytes of the cluster file), "
-            "or measure the peak before a long run.",
-            "",
-        )
-    elif share < _EMPTY:
-        yield (
-            f"No device holds more than {room}. Larger micro-batches may be faster: profile them, and plan again.",
-            f"shardwright profile {found.plan.model.workload} --micro {found.plan.batch.micro},{2 * found.plan.batch.micro}",
-        )
-    recomputed = sum(stage.recompute for stage in found.plan.stages)
-    if recomputed:
-        yield (
-            f"{recomputed} of {len(found.plan.stages)} stages recompute their forward. What would more memory be worth?",
-            f"plan.what_if(memory_gib={-(-2 * fullest.limit // 2**30)})",
-        )
-
-
-def _simpler(found: Contents) -> Iterator[tuple[str, str]]:
-    own = found.plan.prediction.step_ns
-    for row in rival_rows(found.plan):
-        if row.step_ns is not None and own < row.step_ns <= own * (1 + _NEAR):
-            which = ", ".join(part for part in (row.name, row.configuration) if part)
-            yield (
-                f"Hardly slower ({format_percent(row.step_ns / own - 1)}), and perhaps simpler to run: {which}.",
-                "",
-            )
-            return
-
-
-def _run(found: Contents) -> Iterator[tuple[str, str]]:
-    if found.run is None:
-        yield (
-            "Nothing has been measured under this plan yet. A short run, laid beside this prediction, shows what the "
-            "costs missed.",
-            "shardwright launch plan.yaml --steps 20 --wait --run runs/try && shardwright report plan.yaml runs/try",
-        )
-        return
-    compared = found.run.comparison
-    if abs(compared.ratio - 1) <= _OFF:
-        return
-    worst = max(compared.events, key=lambda e: abs((e.measured_ns - e.predicted_ns) * e.times), default=None)
-    where = "" if worst is None else (
-        f" Most of it in {worst.stage}{worst.name}: {format_duration(worst.measured_ns)} each instead of {format_duration(worst.predicted_ns)}."
-    )  # fmt: skip
-    yield (
-        f"The step took {compared.ratio:.2f} times what was predicted.{where} Profile on the machine that ran it, idle.",
-        f"shardwright profile {found.plan.model.workload} -o profile.yaml",
-    )

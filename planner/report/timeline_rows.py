@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.schedule import Kind
-from planner.timeline import COLLECTIVE, SEND, Timeline, decode
+from planner.timeline import BUSY, COLLECTIVE, SEND, Timeline, decode
 
 SHOWN = (*(kind.value for kind in Kind), SEND, COLLECTIVE)  # waiting is what is left between them
 
@@ -96,6 +96,48 @@ def lines(timeline: Timeline, ranks: Sequence[int], zero_ns: int) -> dict[str, o
         parts_bytes.append(np.diff(size[keep], prepend=0))
     columns = [np.concatenate(part).astype("<f8").tobytes() for part in (parts_ns, parts_bytes)]
     return {"rows": rows, "columns": deflated(b"".join(columns))}
+
+
+def heat(values: NDArray[np.float64]) -> dict[str, object]:
+    """For the page: a matrix of shares, row by row in thousandths of 16 bits; what is not known is the highest number."""
+    thousandths = np.clip(np.nan_to_num(1000 * values, nan=_UNKNOWN), 0, _UNKNOWN).round().astype("<u2")
+    return {"rows": values.shape[0], "columns": values.shape[1], "values": deflated(thousandths.tobytes())}
+
+
+_UNKNOWN = 65535
+
+
+def busy_of_ranks(timeline: Timeline) -> tuple[list[int], list[int], NDArray[np.float64]]:
+    """Returns the ranks, the steps, and for each pair the nanoseconds that the rank was busy; nan where it has none."""
+    codes, at = np.unique(timeline.code, return_inverse=True)
+    counts = np.array([decode(code).name in BUSY for code in codes.tolist()], bool)
+    own = counts[at] if len(codes) else np.zeros(0, bool)
+    ranks, row = np.unique(timeline.rank[own], return_inverse=True)
+    steps, column = np.unique(timeline.step[own], return_inverse=True)
+    found = np.zeros((len(ranks), len(steps)))
+    seen = np.zeros_like(found, bool)
+    np.add.at(found, (row, column), (timeline.end_ns - timeline.start_ns)[own])
+    seen[row, column] = True
+    return ranks.tolist(), steps.tolist(), np.where(seen, found, np.nan)
+
+
+def filled(timeline: Timeline, ranks: Sequence[int], bins: int) -> NDArray[np.float64]:
+    """Returns the most bytes that each rank holds in each of so many equal parts of the time."""
+    zero, span = int(timeline.start_ns.min()), max(1, timeline.makespan_ns)
+    found = np.zeros((len(ranks), bins))
+    for row, rank in enumerate(ranks):
+        own = timeline.memory_rank == rank
+        when, size = timeline.memory_ns[own] - zero, timeline.memory_bytes[own]
+        order = np.argsort(when, kind="stable")
+        when, size = when[order], size[order]
+        part = np.minimum(when * bins // span, bins - 1)
+        np.maximum.at(found[row], part, size)
+        starts = np.arange(bins) * span / bins
+        held = np.searchsorted(when, starts, side="right") - 1  # what is held as a part begins
+        found[row] = np.maximum(
+            found[row], np.where(held >= 0, size[np.maximum(held, 0)], 0) if len(size) else 0
+        )
+    return found
 
 
 def deflated(raw: bytes) -> str:

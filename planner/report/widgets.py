@@ -66,6 +66,18 @@ def section(name: str, title: str, *parts: str) -> str:
     return f'<section id="{name}" aria-labelledby="h-{name}">{head}{"".join(parts)}</section>'
 
 
+def chart(name: str, told: str) -> str:
+    """Returns a place for a chart that a script draws, and that keys and pointer ask.
+
+    Args: `name` is its id; `told` says what it is to who does not see it.
+    """
+    return (
+        f'<figure id="{name}"><div class="stage"><canvas tabindex="0" role="application" aria-roledescription="chart" '
+        f'aria-label="{escaped(told)}" aria-describedby="keys"></canvas></div><div class="tip" hidden></div>'
+        '<p class="said" role="status"></p></figure>'
+    )
+
+
 def mesh(plan: Plan) -> str:
     """Returns the degrees of a plan's mesh, the outermost first.
 

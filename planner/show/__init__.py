@@ -13,7 +13,8 @@ from planner.show.markup import Markup, block, escaped, folded, paragraph, table
 from planner.show.plain import other_device, words
 from planner.show.proof import error_bar, plan_lines, proof_data, proof_list, proof_text, verdict
 from planner.show.rivals import RIVAL_HEADS, RivalRow, configuration_text, rival_rows
-from planner.show.timelines import perfetto, svg, terminal
+from planner.show.timelines import svg, terminal
+from planner.show.values import corrections_text
 from planner.shown import Face, view_of
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ __all__ = [
     "block",
     "compare",
     "configuration_text",
+    "corrections_text",
     "data",
     "error_bar",
     "escaped",
@@ -36,7 +38,6 @@ __all__ = [
     "html",
     "other_device",
     "paragraph",
-    "perfetto",
     "plan_lines",
     "proof_data",
     "proof_list",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from planner.errors import BadInput
-from planner.explore import Explanation, MoreMemory, PlanParts, PrunedState
+from planner.explore import Explanation, MoreMemory, PlanParts, PrunedState, StageSums
 from planner.plan import Plan, distinct_replicas, reading_ns, times_of, world_size
 from planner.show import figures
 from planner.show.markup import block, paragraph, table
@@ -31,6 +31,7 @@ def explanation_text(found: Explanation) -> str:
         _made_of(found.chosen),
         _waits(found.plan),
         reading_text(found.plan),
+        _sums(found.sums),
         _hidden(found),
         _errors(found),
         _memory(found),
@@ -62,6 +63,17 @@ def _waits(plan: Plan) -> str:
         for i, (ns, r) in enumerate(took)
     ]
     return f"Who waits for whom: {'; '.join(told)} alone, and the rest of a step they wait."
+
+
+def _sums(found: StageSums | None) -> str:
+    if found is None:
+        return ""
+    others = [
+        f"{name} would take {format_duration(ns)}" for name, ns in found.ns.items() if name != found.name
+    ]
+    of = f"Gradients of stage {found.stage}, {format_bytes(found.bytes)}, are summed over {plural(found.ranks, 'rank')}"
+    rest = f"; {', '.join(others)}" if others else ""
+    return f"{of} by {found.name} in {format_duration(found.ns[found.name])}{rest}."
 
 
 def _hidden(found: Explanation) -> str:
@@ -156,7 +168,13 @@ def explanation_dict(found: Explanation) -> dict[str, object]:
         "more_memory": None if found.room is None else _room_dict(found.room),
         "in_one_sum_ns": found.in_one.step_ns if found.in_one else None,
         "overhead": found.overhead.ratio if found.overhead else None,
-    } | ({"reading_ns": reading_ns(found.plan)} if found.plan.data else {})
+    } | _told_of(found)
+
+
+def _told_of(found: Explanation) -> dict[str, object]:
+    """Returns what is only told where it was measured."""
+    told: dict[str, object] = {"reading_ns": reading_ns(found.plan)} if found.plan.data else {}
+    return told | ({"sums": asdict(found.sums)} if found.sums else {})
 
 
 if TYPE_CHECKING:

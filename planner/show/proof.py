@@ -35,6 +35,7 @@ def first_line(plan: Plan) -> str:
     took = f"{format_duration(step.step_ns)} a step ({error_bar(plan)})"
     model = plan.model.workload + shown_arguments(plan.model.arguments)
     model += f" in {plan.precision}" if plan.precision != "fp32" else ""
+    model += f", weights in {plan.weights}" if plan.weights != "same" else ""
     return f"{model}: {took}, {rate} samples/s on {plural(world_size(plan.axes), 'device')}"
 
 

@@ -1,4 +1,4 @@
-"""A Timeline for people: drawn in the terminal, as SVG, and as a trace that Perfetto and Chrome open.
+"""A Timeline for people: drawn in the terminal and as SVG.
 
 One colour a pipe (Chimera's two directions differ at a glance), the forward light, the backward strong and its weight
 half between them.
@@ -6,7 +6,6 @@ half between them.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from html import escape
 from io import StringIO
@@ -204,62 +203,3 @@ def _svg_box(box: TimelineBox, x: float, y: float, per_ns: float) -> Iterator[st
         yield (
             f'<text x="{x + wide / 2:.2f}" y="{y + 14}" text-anchor="middle" fill="{ink(box)}">{box.label}</text>'
         )
-
-
-_COMPUTE_LANE, _SUM_LANE, _MESSAGE_LANE = (
-    0,
-    1,
-    2,
-)  # messages of several channels travel at a time: as many lanes
-
-
-def _in_lanes(boxes: Iterator[TimelineBox]) -> Iterator[tuple[TimelineBox, int]]:
-    """Boxes of one lane never overlap, which the format requires."""
-    busy: dict[int, list[int]] = {}  # of each rank, until when each of its message lanes is taken
-    for box in sorted(boxes, key=lambda box: box.start):
-        if box.kind != SEND:
-            yield box, _SUM_LANE if box.kind == COLLECTIVE else _COMPUTE_LANE
-            continue
-        ends = busy.setdefault(box.rank, [])
-        lane = next((i for i, end in enumerate(ends) if end <= box.start), len(ends))
-        ends[lane:] = [box.end, *ends[lane + 1 :]]
-        yield box, _MESSAGE_LANE + lane
-
-
-def perfetto(timeline: Timeline) -> str:
-    """Writes a timeline as trace events for chrome://tracing and ui.perfetto.dev.
-
-    Returns: JSON with a process for each rank, and lanes for messages and gradient sums.
-    """
-    events: list[dict[str, object]] = []
-    ranks = sorted(set(timeline.rank.tolist()))
-    for rank in ranks:
-        events.append({"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}})
-    lanes = {(rank, lane): name for rank in ranks for lane, name in enumerate(("compute", "gradient sums"))}
-    for box, lane in _in_lanes(boxes_of(timeline)):
-        lanes.setdefault((box.rank, lane), "messages")
-        events.append(
-            {
-                "ph": "X",
-                "name": box.name,
-                "cat": box.kind,
-                "pid": box.rank,
-                "tid": lane,
-                "ts": box.start / 1e3,
-                "dur": (box.end - box.start) / 1e3,
-                "args": {"step": box.step, "pipe": box.pipe},
-            }
-        )
-    for (rank, lane), name in lanes.items():
-        events.append({"ph": "M", "name": "thread_name", "pid": rank, "tid": lane, "args": {"name": name}})
-    zero = int(timeline.start_ns.min()) if len(timeline) else 0
-    samples = zip(
-        timeline.memory_rank.tolist(),
-        timeline.memory_ns.tolist(),
-        timeline.memory_bytes.tolist(),
-        strict=True,
-    )
-    for rank, ns, size in samples:
-        args = {"bytes": size}
-        events.append({"ph": "C", "name": "memory", "pid": rank, "ts": (ns - zero) / 1e3, "args": args})
-    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})

@@ -7,7 +7,7 @@ from html import escape
 from math import prod
 from typing import TYPE_CHECKING, Protocol
 
-from planner.cluster import Cluster
+from planner.cluster import PARTS, Cluster, Corrections, MemoryCorrection
 from planner.model import ModelGraph, served
 from planner.plan import Certificate, Plan, Prediction, stage_rows
 from planner.profile import Profile
@@ -242,3 +242,29 @@ def of_certificate(found: Certificate) -> str:
             f"{met.open:,} left open"
         )
     return "\n".join(lines)
+
+
+def corrections_text(found: Corrections) -> str:
+    """Returns what runs have shown of costs, and the error that is left."""
+    names = (*dict.fromkeys(PARTS.values()), "hop", "sum")
+    rows = [
+        (
+            name,
+            format_duration(row.start_s * 1e9),
+            f"{row.factor:.4g}",
+            f"{row.spread:.1%}",
+            str(row.samples),
+        )
+        for name in names
+        if (row := getattr(found, name)) is not None
+    ]
+    listed = columns(rows, ("time", "starts at", "factor", "spread", "from"))
+    memory = "" if found.memory is None else f"\n{_memory_corrected(found.memory)}"
+    return f"steps are then off by about {found.step_spread:.1%}; by {found.summary}\n\n{listed}{memory}"
+
+
+def _memory_corrected(found: MemoryCorrection) -> str:
+    start = f"{format_bytes(found.start_bytes)} + " if found.start_bytes else ""
+    return (
+        f"a device's peak is {start}{found.factor:.4g} times the predicted one, up to {found.spread:.1%} more"
+    )

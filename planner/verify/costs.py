@@ -26,6 +26,7 @@ from planner.plan import (
     shard_of,
     shared_from,
     updaters,
+    with_halved,
 )
 from planner.profile import CostKey, LayerCost, Profile, corrected
 from planner.schedule import Kind, Schedule
@@ -42,6 +43,7 @@ def violations(plan: Plan, profile: Profile, cluster: Cluster | None = None) -> 
     """
     kept = KeptEntries(kept_of(plan, profile.graph))
     profile = replace(corrected(profile, plan.fitted), kept=kept)
+    profile = with_halved(profile) if plan.weights == "bf16" else profile
     if is_cut(plan):
         if next(refused_cuts(plan, profile.graph), None) or list(_profiled(plan, profile)):
             return list(_profiled(plan, profile))
@@ -186,9 +188,11 @@ def _stage_state(plan: Plan, profile: Profile, stage: int) -> int:
     state += len(trained) * profile.optimizer.state_bytes_per_tensor
     share, shard = updaters(plan, stage), shard_of(plan, stage)
     weights = sum(p.bytes for p in parameters) + sum(b.bytes for b in buffers)
+    weights -= sum(p.bytes // 2 for p in trained if p.name in profile.halved)
     gradients = sum(updated[p.name] * p.bytes // prod(p.shape) if prod(p.shape) else 0 for p in trained)
-    pruned = [p for p in trained if p.name in profile.kept.counts]
-    weights += sum(updated[p.name] * (p.bytes // prod(p.shape) + _INDEX_BYTES) for p in pruned)
+    apart = [p for p in trained if p.name in profile.halved or p.name in profile.kept.counts]
+    weights += sum(updated[p.name] * p.bytes // prod(p.shape) for p in apart)
+    weights += sum(updated[p.name] * _INDEX_BYTES for p in apart if p.name in profile.kept.counts)
     if shard is not None and shard.what == "parameters":
         weights += gradients // share - gradients
     parted = shard is not None and shard.what in BY_ELEMENT

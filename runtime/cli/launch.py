@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from runtime.runfolder import Result
 
 Backend = Literal["inline", "local", "slurm"]
-LOOP = ("ema", "grad_norm", "eval_every", "best_by", "keep_best", "patience")
+LOOP = ("ema", "grad_norm", "eval_every", "best_by", "keep_best", "patience", "profile_step")
 KEPT = ("keep", "keep_every")
 DATA = ("data_workers", "pin_memory", "drop_last")
 
@@ -165,7 +165,7 @@ def _printed(given: LaunchOptions, plan: Plan, folder: Path) -> None:
         cuda=given.device == "cuda",
     )
     text = FORMS[how](plan, told)
-    given.out.result({"form": how, "text": text}, lambda: text.rstrip("\n"))
+    given.out.file({"form": how, "text": text}, text.rstrip("\n"))
 
 
 def _prepared(given: LaunchOptions, plan: Plan, folder: Path, settings: dict[str, Any]) -> None:

@@ -15,7 +15,17 @@ from runtime.cli import slurm as slurm_options
 
 PANELS = {
     "Where": ("local", "inline", "on_slurm", "device", "rendezvous", "run", "trust", "wait"),
-    "Training": ("steps", "seed", "weights", "kept", "clip_norm", "clip_by", "ema", "grad_norm"),
+    "Training": (
+        "steps",
+        "seed",
+        "weights",
+        "kept",
+        "clip_norm",
+        "clip_by",
+        "ema",
+        "grad_norm",
+        "profile_step",
+    ),
     "Evaluation": ("eval_every", "best_by", "keep_best", "patience"),
     "Data": ("data_workers", "pin_memory", "drop_last"),
     "Islands": ("islands", "rounds", "inner_steps", "shards", "outer"),
@@ -66,6 +76,9 @@ class LaunchOptions:
     grad_norm: Annotated[
         bool, typer.Option("--grad-norm", help="record the gradients' norm, also unclipped")
     ] = False
+    profile_step: Annotated[
+        int, typer.Option(metavar="STEP", help="record this step with torch.profiler on every rank; 0: none")
+    ] = 0
     eval_every: Annotated[int, typer.Option(help="steps between evaluations of valid_dataset(); 0: none")] = 0
     best_by: Annotated[
         str, typer.Option(metavar="NAME[:max]", help="value of an evaluation that tells what is best")

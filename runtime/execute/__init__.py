@@ -17,7 +17,7 @@ from runtime.execute.interpreter import (
     forward_program,
     program_of,
 )
-from runtime.execute.tracer import Resident, Tracer, clock_ns, free_bytes, static_bytes, with_peak
+from runtime.execute.tracer import Resident, Tracer, clock_ns, free_bytes, profiled, static_bytes, with_peak
 
 __all__ = [
     "AUTOCAST",
@@ -33,6 +33,7 @@ __all__ = [
     "clock_ns",
     "forward_program",
     "free_bytes",
+    "profiled",
     "program_of",
     "static_bytes",
     "with_peak",

@@ -21,10 +21,12 @@ from torch import Tensor
 
 from planner.capture import LiveBytes
 from planner.timeline import BUSY, CLOCK_COLUMNS, MEMORY_COLUMNS, Timeline, decode, from_events
+from planner.trace import CLOCK_MARK
 from runtime.world import HostClock
 
 T = TypeVar("T")
 clock_ns = monotonic_ns
+MARKS = 5  # of the clock
 MOST_ROWS = 200_000  # about 50 MB; a long run keeps its latest steps
 
 
@@ -120,6 +122,26 @@ def with_peak(
         live.adopt(present)
         done = run()
     return done, static_bytes(kept) + live.peak
+
+
+def profiled(run: Callable[[], T], path: Path | None) -> T:
+    """Runs a function under torch.profiler, which slows it.
+
+    Args: `path` takes what was recorded, with a mark of this host's clock; nothing is recorded where it is None.
+    Returns: what the function returns.
+    """
+    if path is None:
+        return run()
+    from torch.profiler import profile, record_function
+
+    path.parent.mkdir(exist_ok=True)
+    with profile() as recorded:
+        for _ in range(MARKS):  # the first ones begin late
+            with record_function(CLOCK_MARK.format(ns=clock_ns())):
+                pass
+        done = run()
+    recorded.export_chrome_trace(str(path))
+    return done
 
 
 def static_bytes(tensors: Iterable[Tensor]) -> int:

@@ -6,6 +6,16 @@ In come masks and the parameters of a bucket; out comes a bucket that everything
 
 from runtime.kept.entries import expanded, fitting
 from runtime.kept.flat import KeptFlat, flat_maker
-from runtime.kept.run import check_kept, keep_masks, masks_of, pruned
+from runtime.kept.run import check_halved, check_kept, keep_masks, masks_of, pruned
 
-__all__ = ["KeptFlat", "check_kept", "expanded", "fitting", "flat_maker", "keep_masks", "masks_of", "pruned"]
+__all__ = [
+    "KeptFlat",
+    "check_halved",
+    "check_kept",
+    "expanded",
+    "fitting",
+    "flat_maker",
+    "keep_masks",
+    "masks_of",
+    "pruned",
+]

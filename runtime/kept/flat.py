@@ -1,33 +1,34 @@
-"""One bucket of which some parameters are pruned: a dense bucket whose tensors have the kept entries alone.
+"""One bucket whose tensors differ from those of the model: kept entries of pruned weights, fp32 of weights in bf16.
 
-The parameters of the model stay dense, and zero where they are pruned. A gradient is gathered when it is complete for a
-micro-batch, and dropped. After an update the kept entries are scattered back. So sums, clipping, sharded state and
-rolling updates see a bucket like any other.
+The parameters of the model stay dense, zero where they are pruned, and are perhaps in bf16. A gradient is gathered when
+it is complete for a micro-batch, and dropped. After an update the entries are written back. So sums, clipping, sharded
+state and rolling updates see a bucket like any other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from planner.errors import BadPlan
-from planner.kept import Masks
+from planner.kept import MOVED_ENTRIES, Masks
 from planner.model import ModelGraph
-from planner.plan import Plan, kept_of
+from planner.plan import Plan, halved_weights, kept_of
+from runtime.kept.entries import expanded
 from runtime.stage import on_gradient
 from runtime.update import Bucket, Flat, OwnPart
 
 Node = tuple[int, int]  # pipe, stage
-CHUNK = 2**18  # entries that are scattered at a time; their indices take 8 bytes each meanwhile
 
 
 class KeptFlat(Flat):
-    """One bucket on one rank, with the kept entries of its pruned parameters and all of the others."""
+    """One bucket on one rank, with the kept entries of its pruned parameters and all of the others, in fp32."""
 
     def __init__(
         self,
@@ -37,20 +38,29 @@ class KeptFlat(Flat):
         rank: int | None = None,
         *,
         masks: Masks,
+        halved: Collection[str] = (),
     ) -> None:
         """Gathers the kept entries into the bucket, and sets all others of the model's parameters to zero.
 
-        Args: `masks` have the kept entries by parameter, of all buckets; the others are those of `Flat`.
+        Args: `masks` have the kept entries by parameter, of all buckets; `halved` names the parameters of the model
+            that are held in bf16. The others are those of `Flat`.
         """
-        self.dense = {name: parameters[name] for name in bucket.names if name in masks.indices}
+        self.dense = {
+            name: parameters[name] for name in bucket.names if name in masks.indices or name in halved
+        }
         self.indices = {
             name: torch.from_numpy(masks.indices[name].astype(np.int32)).to(dense.device)
             for name, dense in self.dense.items()
+            if name in masks.indices
         }
         leaves = {name: self._leaf(name) for name in self.dense}
         super().__init__(bucket, {**parameters, **leaves}, nodes, rank)
+        self._made_for: dict[str, Tensor] = {}  # by pruned parameter, for whom optimizers are made
         for name, dense in self.dense.items():
-            dense.data = torch.zeros_like(dense.data, memory_format=torch.contiguous_format)
+            if name in self.indices:
+                self._made_for[name] = _in_fp32(dense) if name in halved else dense
+            held = torch.bfloat16 if name in halved else dense.dtype
+            dense.data = torch.zeros_like(dense.data, dtype=held, memory_format=torch.contiguous_format)
             dense.grad = None
             on_gradient(dense, partial(self._gather, name))
         self.publish()
@@ -58,33 +68,58 @@ class KeptFlat(Flat):
     def _leaf(self, name: str) -> nn.Parameter:
         """Returns the kept entries of a parameter as one of as many dims, since optimizers tell them apart by dims."""
         dense = self.dense[name].detach()
+        if name not in self.indices:
+            return nn.Parameter(dense)
         entries = dense.reshape(-1).index_select(0, self.indices[name])
         return nn.Parameter(entries.view(*[1] * (dense.ndim - 1), -1))
 
     @torch.no_grad()
     def _gather(self, name: str, dense: Tensor) -> None:
-        """Adds the kept entries of a gradient to the bucket's, and drops it."""
+        """Adds the entries of a gradient to the bucket's, and drops it."""
         if dense.grad is None:
             return  # autograd calls where somebody else has taken the gradient
-        start, end = self.ranges[name]
-        self.grads[start:end].add_(dense.grad.reshape(-1).index_select(0, self.indices[name]))
+        found = dense.grad.reshape(-1)
+        for part, index in self._parts(name):
+            part.of(self.grads).add_(found[part.slice] if index is None else found.index_select(0, index))
         dense.grad = None
 
     @torch.no_grad()
     def publish(self) -> None:
-        """Scatters the kept entries into the parameters of the model."""
+        """Writes the entries into the parameters of the model."""
         for name, dense in self.dense.items():
-            start, end = self.ranges[name]
-            flat, index = dense.data.view(-1), self.indices[name]
-            for low in range(0, end - start, CHUNK):
-                part = index[low : low + CHUNK]
-                flat.index_copy_(0, part.long(), self.values[start + low : start + low + len(part)])
+            flat = dense.data.view(-1)
+            for part, index in self._parts(name):
+                values = part.of(self.values)
+                if index is None:
+                    flat[part.slice].copy_(values)
+                else:
+                    flat.index_copy_(0, index.long(), values.to(flat.dtype))
+
+    def _parts(self, name: str) -> Iterator[tuple[_Part, Tensor | None]]:
+        """Yields parts of a parameter's entries, with their indices where it is pruned."""
+        start, end = self.ranges[name]
+        index = self.indices.get(name)
+        for low in range(0, end - start, MOVED_ENTRIES):
+            part = _Part(start, low, min(low + MOVED_ENTRIES, end - start))
+            yield part, None if index is None else index[part.slice]
+
+    def whole(self, name: str) -> Tensor:
+        """Returns a parameter of the model as it is updated, with zeros where it is pruned; on the host if it is copied.
+
+        Args: `name` is of this bucket.
+        """
+        if name not in self.dense or self.dense[name].dtype == self.values.dtype:
+            return self.dense.get(name, self.parameters[name]).detach()
+        found = self.parameters[name].detach()
+        if name not in self.indices:
+            return found
+        return expanded(found.cpu(), self.indices[name].cpu(), tuple(self.dense[name].shape))
 
     def pieces(self) -> Sequence[OwnPart]:
         """Returns what this rank updates, and the parameters that the user's optimizer is made for."""
         return [
-            piece._replace(whole=self.dense[piece.name], entries=self.indices[piece.name])
-            if piece.name in self.dense
+            piece._replace(whole=self._made_for[piece.name], entries=self.indices[piece.name])
+            if piece.name in self.indices
             else piece
             for piece in super().pieces()
         ]
@@ -92,6 +127,27 @@ class KeptFlat(Flat):
     def kept(self) -> Sequence[Tensor]:
         """Returns the buffers of kept entries, of their gradients, and of their indices."""
         return [*super().kept(), *self.indices.values()]
+
+
+class _Part(NamedTuple):
+    """Some entries of a parameter, one after the other."""
+
+    start: int  # of the parameter in its bucket
+    low: int
+    high: int
+
+    @property
+    def slice(self) -> slice:
+        return slice(self.low, self.high)
+
+    def of(self, bucket: Tensor) -> Tensor:
+        return bucket[self.start + self.low : self.start + self.high]
+
+
+def _in_fp32(dense: Tensor) -> nn.Parameter:
+    """Returns a parameter of the same shape that takes no memory, for which an optimizer can be made."""
+    nothing = torch.zeros((), dtype=torch.float32, device=dense.device)
+    return nn.Parameter(nothing.expand(dense.shape), requires_grad=dense.requires_grad)
 
 
 def flat_maker(
@@ -106,7 +162,11 @@ def flat_maker(
     if masks is None and pretend:
         masks = made_up(counts, {name: prod(graph.parameter[name].shape) for name in counts})
     refuse_other(plan, graph, masks)
-    return partial(KeptFlat, masks=masks) if masks is not None and masks.indices else Flat
+    halved = halved_weights(graph) if plan.weights == "bf16" else frozenset()
+    pruned = masks is not None and masks.indices
+    if not pruned and not halved:
+        return Flat
+    return partial(KeptFlat, masks=masks if pruned and masks is not None else Masks({}, {}), halved=halved)
 
 
 def refuse_other(plan: Plan, graph: ModelGraph, masks: Masks | None) -> None:

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from planner.errors import BadInput
+from planner.capture import Captured
+from planner.errors import BadInput, BadPlan
 from planner.kept import Masks, dump, load_masks
 from planner.model import ModelGraph
 from planner.plan import Plan
@@ -53,6 +54,20 @@ def check_kept(plan: Plan, graph: ModelGraph, job: Job, paths: Paths, workload: 
             allowed="no ema, or a dense plan",
         )
     refuse_mixing(workload.optimizer, graph, masks.counts, workload.where)
+
+
+def check_halved(plan: Plan, captured: Captured) -> None:
+    """Refuses weights in bf16 where the model says itself what runs in which precision.
+
+    Raises: BadPlan where an operation runs under an autocast of the model's own.
+    """
+    if plan.weights == "same":
+        return
+    nodes = captured.layout.traced.graph.nodes
+    if any(part[0] == "autocast" for node in nodes for part in node.meta.get("context", ())):
+        raise BadPlan(
+            "the model switches autocast itself, so its weights may be read in fp32: plan without weights=bf16"
+        )
 
 
 def keep_masks(plan: Plan, graph: ModelGraph, job: Job, paths: Paths) -> Masks | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Protocol, TypeVar
 
 import torch
@@ -284,6 +285,8 @@ class Rank:
     def _first_held(self) -> dict[str, Tensor]:
         """Returns the parameters and buffers of which this rank is the first holder."""
         here = {**self.parameters, **self.buffers, **self.idle}
+        apart = [flat for flat in self.flats if isinstance(flat, KeptFlat)]
+        updated = {name: partial(flat.whole, name) for flat in apart for name in flat.dense}
         stage_of = stages_of_layers(self.plan, self.graph)
         found: dict[str, Tensor] = {}
         rows: list[Parameter | Buffer] = [*self.graph.parameters, *self.graph.buffers]
@@ -291,5 +294,5 @@ class Rank:
             stages = {stage_of[self.graph.index[user]] for user in row.users}
             first = self.mesh.holders(stages)[0] if stages else 0
             if first == self.world.rank:
-                found[row.name] = here[row.name]
+                found[row.name] = updated[row.name]() if row.name in updated else here[row.name]
         return found

@@ -41,6 +41,7 @@ class Job:
     copies: str = ""  # where checkpoints are copied to, any path that fsspec knows
     threads: int = 1  # of each rank
     memory_step: int = 0  # the step whose peak of memory is measured, slowly; 0 for none
+    profile_step: int = 0  # the step that torch.profiler records; 0 for none
     data_workers: int | None = 0  # processes of a rank that read samples; None: as many as hide it
     pin_memory: bool | None = None  # of batches on the host; by default where the device is cuda
     samples: str = ""  # an index file of the samples to train on; all when empty
@@ -84,6 +85,7 @@ _WHOLE = {  # the least and the most
     "keep_every": (0, MOST),
     "threads": (1, 4096),
     "memory_step": (0, MOST),
+    "profile_step": (0, MOST),
     "data_workers": (0, MOST_READERS),
     "store_steps": (0, MOST),
     "shards": (1, MOST_SHARDS),

@@ -204,6 +204,10 @@ class Paths:
     def rank_trace(self, rank: int) -> Path:
         return self.root / "traces" / f"rank-{rank:05d}.npz"
 
+    def rank_profile(self, rank: int) -> Path:
+        """Returns the file with what torch.profiler has recorded of a step."""
+        return self.root / "profiles" / f"rank-{rank:05d}.json"
+
     def rank_metrics(self, rank: int) -> Path:
         return self.root / "metrics" / f"rank-{rank:05d}.jsonl"
 

@@ -87,7 +87,12 @@ def _solved(
     there, found = folder / f"cluster-{nodes}.yaml", folder / f"plan-{nodes}.yaml"
     write_whole(there, clusters.dump(clusters.with_nodes(cluster, nodes)))
     words = [f"--profile={profile}", f"--cluster={there}", f"--batch={old.batch.samples}"]
-    words += [f"--output={found}", "--force", *(f"--fix={key}={value}" for key, value in fixed.items())]
+    words += [f"--output={found}", "--force", f"--precision={old.precision}", f"--execution={old.execution}"]
+    if old.kept is not None:
+        masks = Paths(folder).kept
+        words.append(f"--kept={masks if masks.exists() else old.kept.share}")
+    fixed = {**({"weights": old.weights} if old.weights != "same" else {}), **fixed}
+    words += [f"--fix={key}={value}" for key, value in fixed.items()]
     done = subprocess.run(
         [sys.executable, "-P", "-m", "shardwright", "plan", *words],
         capture_output=True,

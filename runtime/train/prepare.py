@@ -35,7 +35,7 @@ from runtime import update as updates
 from runtime.checkpoint import Checkpoint, Copies, Facts, Keeping
 from runtime.dedup import keeping
 from runtime.execute import program_of
-from runtime.kept import check_kept, keep_masks, pruned
+from runtime.kept import check_halved, check_kept, keep_masks, pruned
 from runtime.loop import check_averages, described, try_evaluation, try_samples
 from runtime.messages import in_order_of
 from runtime.rank import check_supported
@@ -93,6 +93,7 @@ def prepare(
             "eval_every needs a dataset to evaluate", where=model.workload.where, allowed="valid_dataset()"
         )
     check_kept(model.plan, model.captured.graph, job, Paths(folder), model.workload)
+    check_halved(model.plan, model.captured)
     check_averages(model.plan, model.captured, job)
     joint = check_optimizer(model.workload, model.captured.graph)
     parted = shared_by_element(model.plan) or is_cut(model.plan)

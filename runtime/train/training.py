@@ -17,7 +17,7 @@ from runtime import checkpoint as checkpoints
 from runtime import world as worlds
 from runtime.checkpoint import Checkpoint, CheckpointWriter, Facts
 from runtime.dedup import keeping
-from runtime.execute import Pulse, Resident, Tensors
+from runtime.execute import Pulse, Resident, Tensors, profiled
 from runtime.kept import masks_of
 from runtime.loop import Around
 from runtime.rank import Rank, RankOptions, assemble, sleeping
@@ -68,11 +68,8 @@ class Training:
             beat=pulse.beat,
         )
         self.rank.updater.before = self._writer.until_on_file
-        self._board = self._opened_board() if world.rank == 0 else None
-
-    def _opened_board(self) -> Board | None:
-        samples = self.plan.batch.samples
-        return board(self.paths, first=self.done + 1, generation=self.job.generation, samples=samples)
+        opened = partial(board, paths, first=self.done + 1, generation=job.generation)
+        self._board: Board | None = opened(samples=plan.batch.samples) if world.rank == 0 else None
 
     def batches(self) -> Iterator[Batch]:
         """Yields the batches from where the training stands, without end."""
@@ -85,7 +82,9 @@ class Training:
         Returns: the losses of micro-batches whose last stage is on this rank.
         """
         before = time.thread_time()
-        losses = self.rank.step(self.done + 1, batch)
+        wanted = self.job.profile_step == self.done + 1
+        profile = self.paths.rank_profile(self.world.rank) if wanted else None
+        losses = profiled(partial(self.rank.step, self.done + 1, batch), profile)
         self._processor_s = time.thread_time() - before
         self.done += 1
         self.sample += self.plan.batch.samples

@@ -4,8 +4,7 @@ In come stages' parameters and the user's optimizer; `Updater` does what SYNC an
 Start at `gradient_sums.py` (buckets and their sums), then `optimizer.py` (updates).
 """
 
-from runtime.update.average import Averages
-from runtime.update.clipping import ClipBy, PreviousNorm, Squares, check
+from runtime.update.clipping import Averages, ClipBy, PreviousNorm, Squares, check
 from runtime.update.flats import AnyFlat, Bucket, Flat, OwnPart, Shared, buckets_of, owners
 from runtime.update.gradient_sums import GradientSync, OnSum, groups_of, named_sums, trained
 from runtime.update.optimizer import (

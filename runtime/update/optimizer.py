@@ -21,8 +21,7 @@ from planner.errors import BadInput
 from planner.workload import of_nothing
 from runtime.execute import NotFinite
 from runtime.stage import Scaler
-from runtime.update.average import Averages
-from runtime.update.clipping import PreviousNorm, Squares, too_long_by
+from runtime.update.clipping import Averages, PreviousNorm, Squares, too_long_by
 from runtime.update.flats import AnyFlat, Bucket, OwnPart
 from runtime.update.gradient_sums import GradientSync
 

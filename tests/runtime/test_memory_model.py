@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import product
 from random import Random
@@ -13,6 +14,7 @@ import torch
 
 from planner.cluster import Cluster, Link, Links, NodeGroup
 from planner.errors import BadInput, Infeasible
+from planner.kept import KeptEntries
 from planner.measure import measure
 from planner.milp import Question, solve
 from planner.plan import Plan, dump
@@ -48,9 +50,11 @@ CASES = (
 
 
 @lru_cache
-def profile(workload: str, arguments: tuple[tuple[str, str], ...], micro: int) -> Profile:
+def profile(
+    workload: str, arguments: tuple[tuple[str, str], ...], micro: int, precision: str = "fp32"
+) -> Profile:
     loaded, _ = captured_of(workload, dict(arguments), micro)
-    return measure.profile(loaded, device="roofline:cpu", micros=(micro,), split=Split())
+    return measure.profile(loaded, device="roofline:cpu", micros=(micro,), precision=precision, split=Split())
 
 
 def machines(ranks: int, memory_bytes: int = 2**34) -> Cluster:
@@ -61,7 +65,8 @@ def machines(ranks: int, memory_bytes: int = 2**34) -> Cluster:
 
 
 def drawn(draw: Random) -> Plan:
-    """Any model, family, depth, micro-batch, with or without recomputation and shared state."""
+    """Any model, family, depth, micro-batch, with or without recomputation, shared state, pruned weights and weights
+    in bf16."""
     while True:
         case, family = draw.choice(CASES), draw.choice(sorted(FAMILIES))
         workers, data, micro = draw.choice((2, 3, 4)), draw.choice((1, 1, 2)), draw.choice(case.micros)
@@ -73,7 +78,12 @@ def drawn(draw: Random) -> Plan:
             "recompute": draw.random() < 0.3,
             "shard": data > 1 and draw.random() < 0.5,
         }
-        costs = profile(case.workload, tuple(sorted(case.arguments.items())), micro)
+        precision = "bf16" if draw.random() < 0.3 else "fp32"
+        costs = profile(case.workload, tuple(sorted(case.arguments.items())), micro, precision)
+        if draw.random() < 0.5:
+            costs = replace(costs, kept=KeptEntries.of_share(costs.graph, draw.choice((0.1, 0.3, 0.7))))
+        if precision == "bf16" and draw.random() < 0.7:
+            fix["weights"] = "bf16"
         micros = workers * draw.choice((1, 2))
         try:
             return solve(

@@ -1,6 +1,7 @@
 "use strict";
 
 const PAGE = JSON.parse(document.getElementById("data").textContent);
+const CHARTS = []; // all that are drawn, to be drawn again for paper
 const COMPUTE = new Set(["F", "B", "I", "W", "R", "STEP", "SYNC"]);
 const WORDS = {
   F: "Forward", B: "Backward", I: "Input half of the backward", W: "Weight half of the backward",
@@ -14,7 +15,7 @@ async function inflate(text) {
 }
 
 /** Rows of events; each row's compute, sums and messages apart, since they are drawn beside each other. */
-async function readTrack(packed) {
+async function readTrack(packed, { pipes, workers }) {
   const n = packed.events;
   const raw = await inflate(packed.columns);
   const start = new Float64Array(raw, 0, n);
@@ -22,7 +23,7 @@ async function readTrack(packed) {
   const code = new Int32Array(raw, 16 * n, n);
   const micro = new Int32Array(raw, 20 * n, n);
   for (let i = 1; i < n; i++) start[i] += start[i - 1];
-  const names = packed.names.map(([kind, stage, pipe]) => ({ kind, stage, pipe, hue: PAGE.pipes > 1 ? pipe : Math.floor(stage / PAGE.workers.length) }));
+  const names = packed.names.map(([kind, stage, pipe]) => ({ kind, stage, pipe, hue: pipes > 1 ? pipe : Math.floor(stage / workers.length) }));
   const counts = {};
   const rows = [];
   let at = 0;

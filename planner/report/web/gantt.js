@@ -1,17 +1,18 @@
 /** The pipeline's chart: a row a worker, measured above predicted where there is both; zoom, pan, hover, keyboard. */
 class Gantt {
-  constructor(figure, tracks, labels) {
+  constructor(figure, tracks, labels, pipes, full) {
     this.canvas = figure.querySelector("canvas");
     this.tip = figure.querySelector(".tip");
     this.said = figure.querySelector(".said");
     this.tracks = tracks; // [{name, start, took, ...}]
     this.labels = labels;
-    this.full = Math.max(1, ...tracks.map((track) => track.span));
+    this.pipes = pipes;
+    this.full = Math.max(1, full, ...tracks.map((track) => track.span));
     this.from = 0;
     this.to = this.full;
     this.worker = 0;
     this.chosen = null; // {track, row, event}
-    this.changed = () => {};
+    this.followers = [];
     this.left = 34;
     this.top = 22;
     const each = labels.length * tracks.length;
@@ -27,6 +28,7 @@ class Gantt {
     new ResizeObserver(() => this.redraw()).observe(this.canvas);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.redraw());
     listen(this);
+    CHARTS.push(this);
   }
 
   redraw() {
@@ -46,7 +48,22 @@ class Gantt {
     this.from = Math.max(0, Math.min(from, this.full - span));
     this.to = this.from + span;
     this.redraw();
-    this.changed();
+    this.tell();
+  }
+
+  /** Others that show the same stretch of time, and the same worker. */
+  follow(other) {
+    this.followers.push(other);
+  }
+
+  tell() {
+    for (const other of this.followers) if (other.from !== this.from || other.to !== this.to || !(other instanceof Gantt)) other.show(this.from, this.to);
+  }
+
+  /** Time up to another chart's end, so that both have one scale. */
+  widen(full) {
+    this.full = Math.max(this.full, full);
+    this.show(0, this.full);
   }
 
   zoom(factor, around = (this.from + this.to) / 2) {
@@ -123,15 +140,22 @@ class Gantt {
 
   bars(track, events, y, high, labelled, row, at) {
     const { ink } = this;
+    const first = firstAt(events, this.from);
+    const seen = firstAfter(track, events, this.to) - first;
+    const dense = seen > this.width / 3 ? new Mixture(this, y, high) : null;
     let count = 0;
-    for (let k = firstAt(events, this.from); k < events.length; k++) {
+    for (let k = first; k < first + seen; k++) {
       const i = events[k];
-      if (track.start[i] > this.to) break;
       if (track.start[i] + track.took[i] < this.from) continue;
       const low = Math.max(this.x(track.start[i]), this.left);
       const wide = Math.min(this.x(track.start[i] + track.took[i]), this.left + this.width) - low;
       count += 1;
       const name = track.names[track.code[i]];
+      if (labelled && this.chosen && this.follows(track, i)) this.outlines.push([low, y, wide, high, i, track]);
+      if (dense && wide < 4) {
+        dense.add(low, wide, this.shades.of(name));
+        continue;
+      }
       ink.fillStyle = this.shades.of(name);
       ink.fillRect(low, y, wide > 3 ? wide - 0.75 : Math.max(wide, 0.4), high);
       if (!labelled) continue;
@@ -139,13 +163,13 @@ class Gantt {
         ink.fillStyle = this.shades.of({ kind: "B", hue: name.hue });
         ink.fillRect(low, y + high - 4, wide > 3 ? wide - 0.75 : wide, 4);
       }
-      if (this.chosen && this.follows(track, i)) this.outlines.push([low, y, wide, high, i, track]);
       const label = name.kind === "STEP" ? "step" : name.kind === "SYNC" ? "" : String(track.micro[i]);
       if (this.lane > 11 && label && wide > 5 + 6.5 * label.length) {
         ink.fillStyle = this.shades.on(name);
         ink.fillText(label, low + wide / 2, y + high / 2 + 0.5);
       }
     }
+    if (dense) dense.paint();
     return count;
   }
 
@@ -193,7 +217,7 @@ class Gantt {
     if (event === null) return [`Idle: ${named}worker ${this.labels[row]}`, duration(Math.max(0, found.time))];
     const name = track.names[track.code[event]];
     const whole = ["STEP", "SYNC", "COLLECTIVE"].includes(name.kind);
-    const pipe = PAGE.pipes > 1 ? ` in pipe ${name.pipe}` : "";
+    const pipe = this.pipes > 1 ? ` in pipe ${name.pipe}` : "";
     const head = `${WORDS[name.kind]}: stage ${name.stage}${pipe}${whole ? "" : `, micro-batch ${track.micro[event]}`}`;
     const start = track.start[event];
     const tail = `${named}worker ${this.labels[row]}: ${duration(track.took[event])}, from ${duration(start)} to ${duration(start + track.took[event])}`;
@@ -235,19 +259,13 @@ class Gantt {
       this.tip.hidden = true;
       return;
     }
-    this.tip.replaceChildren(Object.assign(document.createElement("b"), { textContent: head }), ...rest.map((text) => Object.assign(document.createElement("span"), { textContent: text })));
-    this.tip.hidden = false;
-    this.tip.style.left = "0"; // its own width, not what is left of the line
-    const { offsetLeft, offsetTop, offsetWidth } = this.canvas;
-    const most = offsetWidth - this.tip.offsetWidth;
-    this.tip.style.left = `${offsetLeft + Math.max(0, Math.min(pointer.x + 14, most))}px`;
-    this.tip.style.top = `${offsetTop + pointer.y + 18}px`;
+    showTip(this.tip, this.canvas, [head, ...rest], pointer.x, pointer.y);
   }
 
   setWorker(row) {
     this.worker = Math.max(0, Math.min(this.labels.length - 1, row));
     this.redraw();
-    this.changed();
+    this.tell();
   }
 }
 
@@ -261,6 +279,51 @@ function firstAt(list, time) {
     else high = middle;
   }
   return low;
+}
+
+/** The first event of a list that starts after `time`; lists are in the order of starts. */
+function firstAfter(track, list, time) {
+  let low = 0;
+  let high = list.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (track.start[list[middle]] <= time) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+/** Bars narrower than pixels: each column of pixels is the mixture of what happens in it, so that no pattern arises that is none. */
+class Mixture {
+  constructor(chart, y, high) {
+    this.scale = window.devicePixelRatio || 1;
+    Object.assign(this, { ink: chart.ink, left: chart.left, y, high, shades: new Map() });
+    this.columns = Math.ceil(chart.width * this.scale) + 1;
+  }
+
+  add(low, wide, shade) {
+    if (!this.shades.has(shade)) this.shades.set(shade, new Float64Array(this.columns));
+    const shares = this.shades.get(shade);
+    const from = (low - this.left) * this.scale;
+    const to = from + wide * this.scale;
+    for (let at = Math.floor(from); at <= to && at < this.columns; at++) shares[at] += Math.max(0, Math.min(to, at + 1) - Math.max(from, at));
+  }
+
+  paint() {
+    for (let at = 0; at < this.columns; at++) {
+      let covered = 1; // what is there already: idle, as far as nothing else happens
+      for (const shares of this.shades.values()) covered -= shares[at];
+      covered = Math.max(0, covered);
+      for (const [shade, shares] of this.shades) {
+        if (!shares[at]) continue;
+        covered += shares[at];
+        this.ink.globalAlpha = Math.min(1, shares[at] / covered);
+        this.ink.fillStyle = shade;
+        this.ink.fillRect(this.left + at / this.scale, this.y, 1 / this.scale, this.high);
+      }
+    }
+    this.ink.globalAlpha = 1;
+  }
 }
 
 function palette() {

@@ -14,6 +14,7 @@ class MemoryChart {
     this.beyond = most < 0.25 * Math.min(...limits);
     this.top = this.beyond ? most * 1.35 : Math.max(most, ...limits) * 1.06;
     new ResizeObserver(() => this.redraw()).observe(this.canvas);
+    CHARTS.push(this);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.redraw());
   }
 
@@ -112,49 +113,69 @@ class MemoryChart {
   }
 }
 
-/** Trace events of chrome://tracing and ui.perfetto.dev; messages of several channels get as many lanes. */
-function perfetto(tracks, labels) {
-  const found = [];
-  tracks.forEach((track, at) => labels.forEach((label, row) => {
-    const pid = at * labels.length + row;
-    found.push({ ph: "M", name: "process_name", pid, args: { name: `${track.name} worker ${label}` } });
-    const lanes = [];
-    for (const i of track.rows[row].all) {
-      const { kind, stage, pipe } = track.names[track.code[i]];
-      const ends = track.start[i] + track.took[i];
-      let tid = kind === "COLLECTIVE" ? 1 : 0;
-      if (kind === "SEND") {
-        const free = lanes.findIndex((end) => end <= track.start[i]);
-        const lane = free < 0 ? lanes.length : free;
-        lanes[lane] = ends;
-        tid = 2 + lane;
-      }
-      const micro = ["STEP", "SYNC", "COLLECTIVE"].includes(kind) ? "" : track.micro[i];
-      found.push({ ph: "X", name: `${stage}${kind}${micro}${"'".repeat(pipe)}`, cat: kind, pid, tid, ts: track.start[i] / 1e3, dur: track.took[i] / 1e3 });
-    }
-    ["compute", "gradient sums", ...lanes.map(() => "messages")].forEach((name, tid) =>
-      found.push({ ph: "M", name: "thread_name", pid, tid, args: { name } }));
-  }));
-  return JSON.stringify({ traceEvents: found, displayTimeUnit: "ms" });
+const PERFETTO = "https://ui.perfetto.dev";
+
+/** The trace as text, which the page holds packed. */
+async function traceText() {
+  return new TextDecoder().decode(await inflate(PAGE.traced));
+}
+
+/** Perfetto's page answers a ping once it is there; the trace then goes from tab to tab, and to no server. */
+async function openInPerfetto() {
+  const other = window.open(PERFETTO);
+  if (!other) return;
+  const buffer = (await inflate(PAGE.traced)).slice(0);
+  const asking = setInterval(() => other.postMessage("PING", PERFETTO), 100);
+  addEventListener("message", function answered(event) {
+    if (event.origin !== PERFETTO || event.data !== "PONG") return;
+    clearInterval(asking);
+    removeEventListener("message", answered);
+    other.postMessage({ perfetto: { buffer, title: document.title, fileName: PAGE.trace } }, PERFETTO);
+  });
+}
+
+async function gantt(figure, charted, pipes, full = 0) {
+  const { workers } = charted;
+  const read = (packed) => readTrack(packed, { pipes, workers });
+  const tracks = await Promise.all(charted.tracks.map(async (packed) => ({ ...(await read(packed)), name: packed.name })));
+  return new Gantt(figure, tracks, workers, pipes, full);
+}
+
+/** Another plan's chart over the same stretch of time, so that lengths compare; moving one moves both. */
+async function drawBeside(own) {
+  const figure = document.getElementById("other");
+  if (!PAGE.beside || !figure) return;
+  const other = await gantt(figure, PAGE.beside, PAGE.beside.pipes, own.full);
+  own.widen(other.full);
+  own.follow(other);
+  other.follow(own);
 }
 
 async function main() {
-  const figure = document.getElementById("timeline");
-  const tracks = await Promise.all(PAGE.tracks.map(async (packed) => ({ ...(await readTrack(packed)), name: packed.name })));
-  const gantt = new Gantt(figure, tracks, PAGE.workers);
+  const own = await gantt(document.getElementById("timeline"), PAGE, PAGE.pipes);
   const acts = {
-    in: () => gantt.zoom(2), out: () => gantt.zoom(0.5), all: () => gantt.show(0, gantt.full),
-    left: () => gantt.pan(-0.25), right: () => gantt.pan(0.25),
-    trace: () => save(PAGE.trace, "application/json", perfetto(tracks, PAGE.workers)),
+    in: () => own.zoom(2), out: () => own.zoom(0.5), all: () => own.show(0, own.full),
+    left: () => own.pan(-0.25), right: () => own.pan(0.25),
+    trace: async () => save(PAGE.trace, "application/json", await traceText()), perfetto: openInPerfetto,
   };
   for (const button of document.querySelectorAll("[data-act]")) button.addEventListener("click", acts[button.dataset.act]);
   const beneath = document.getElementById("memory-chart");
   if (PAGE.memory && beneath) {
-    const chart = new MemoryChart(beneath, gantt, await readLines(PAGE.memory), PAGE.limits, PAGE.workers);
-    gantt.changed = () => chart.redraw();
+    const chart = new MemoryChart(beneath, own, await readLines(PAGE.memory), PAGE.limits, PAGE.workers);
+    own.follow({ show: () => chart.redraw() });
   }
-  addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((one) => (one.open = true)));
-  document.documentElement.dataset.ready = "yes";
+  await drawBeside(own);
+  await drawHeats();
+  const root = document.documentElement;
+  addEventListener("beforeprint", () => { // paper is white, whatever the screen is
+    root.dataset.print = "yes";
+    CHARTS.forEach((chart) => chart.paint());
+  });
+  addEventListener("afterprint", () => {
+    delete root.dataset.print;
+    CHARTS.forEach((chart) => chart.redraw());
+  });
+  root.dataset.ready = "yes";
 }
 
 main();

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from planner.cost import copies_of_statistics, losses_held, price, stage_bytes, step_bytes
-from planner.cost.shared_weights import made_weights, reused
+from planner.cost.shared_weights import dropped, made_weights, reused
 from planner.cost.stage_bytes import LEAF_BYTES, update_bytes
-from planner.kept import KeptEntries
+from planner.kept import WHOLE, KeptEntries
 from planner.model import Buffer, Layer
 from planner.plan import StageShard
 from planner.profile import CostKey, LayerCost, OptimizerCost, Profile, Seconds
@@ -124,19 +124,25 @@ def _in_blocks(made: Profile, size: int) -> Profile:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_of_pruned_weights_every_cut_has_the_bytes_of_the_kept_entries(seed: int) -> None:
+def test_of_pruned_weights_and_of_those_in_bf16_every_cut_has_the_bytes_of_the_kept_entries(
+    seed: int,
+) -> None:
     made, rng = model(seed), Random(seed)
     counts = {row.name: rng.randint(1, prod(row.shape)) for row in made.graph.trained if rng.random() < 0.7}
-    made = replace(made, kept=KeptEntries(counts))
-    tables = price(made, KEY)
+    halved = frozenset(row.name for row in made.graph.trained if rng.random() < 0.5)
+    made = replace(made, kept=KeptEntries(counts), halved=halved)
+    tables, plain = price(made, KEY), price(replace(made, kept=WHOLE, halved=frozenset()), KEY)
     for i, j, names in intervals(tables):
         own = [row for row in made.graph.trained if set(row.users) & set(names)]
         stay = {row.name: counts.get(row.name, prod(row.shape)) for row in own}
         assert tables.elements[i, j] == sum(stay.values())
         assert tables.gradients[i, j] == sum(stay[row.name] * row.bytes // prod(row.shape) for row in own)
-        dense = [
-            row.bytes + counts[row.name] * row.bytes // prod(row.shape) for row in own if row.name in counts
-        ]
+        dense = [dropped(made.graph, counts, halved, row.name) for row in own]
+        apart = [row for row in own if row.name in counts or row.name in halved]
+        more = sum(stay[row.name] * 4 for row in apart) + sum(4 * counts.get(row.name, 0) for row in apart)
+        less = sum(row.bytes // 2 for row in own if row.name in halved)
+        assert tables.parameters[i, j] == plain.parameters[i, j] + more - less
+        assert tables.scattered[i, j] == sum(stay[row.name] for row in apart)
         assert tables.dropped[i, j] == max(dense, default=0)
         parts = tables.moving_parts(np.array(i), np.array(j), np.bool_(False))
         found = stage_bytes(made, names, KEY)

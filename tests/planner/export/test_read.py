@@ -9,6 +9,7 @@ import pytest
 
 from planner.errors import BadInput
 from planner.export import Settings, comparison, completed, read_settings
+from planner.export.cuts import even_stages
 from tests.planner.export.examples import NAMES
 
 
@@ -222,3 +223,12 @@ def test_a_comparison_is_one_sentence(present_ns: int | None, missing: int, line
 def test_a_comparison_says_how_many_devices_each_uses() -> None:
     line = comparison(present_ns=2000, missing_bytes=0, planned_ns=1000, devices=(8, 4))
     assert line.endswith("50 % less on 4 devices in the place of 8.")
+
+
+def test_what_stands_before_blocks_and_after_them_is_no_unit_in_common() -> None:
+    """Layers of one parent that are no blocks, such as the embedding and the last norm of a language model."""
+    blocks = [f"model.layers.{block}.{name}" for block in range(4) for name in ("attention", "mlp")]
+    layers = ["model.embed", *blocks, "model.norm", "head", "loss"]
+    stages = even_stages(layers, 2)
+    assert [name for stage in stages for name in stage] == layers, "the model's order"
+    assert [len(stage) for stage in stages] == [7, 5]

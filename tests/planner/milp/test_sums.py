@@ -7,8 +7,10 @@ import pytest
 
 from planner.cluster import Card, Cluster, Link, Links, NodeGroup
 from planner.errors import BadInput
+from planner.explore import explain
 from planner.milp import Question, solve
 from planner.plan import dump, told_sums
+from planner.show import data, text
 from planner.sums import SumLoad, SumName, SumRate, SumsByName, line_of
 from planner.verify import violations
 from tests.planner.milp.random_cases import chain, profile
@@ -132,3 +134,21 @@ def test_a_plan_whose_ranks_cannot_sum_so_is_refused() -> None:
     ]:
         wrong = plan.model_copy(update={"sums": SumsByName(by=names)})
         assert said in str(violations(wrong, graph=COSTS.graph, cluster=cluster))
+
+
+def test_an_explanation_says_what_every_measured_sum_would_take() -> None:
+    cluster = hosts(ring=rate(1e-5, SLOW), direct=rate(2e-5, SLOW), rings_2=rate(1e-5, FAST))
+    found = explain(question(cluster))
+    assert found.sums is not None
+    assert found.sums.bytes == sum(parameter.bytes for parameter in COSTS.graph.trained)
+    assert (found.sums.name, found.sums.ranks, found.sums.stage) == ("rings 2", 4, 0)
+    assert next(iter(found.sums.ns)) == "rings 2" and set(found.sums.ns) == {"ring", "direct", "rings 2"}
+    assert abs(found.sums.ns["rings 2"] - found.plan.times[0].sync_ns) <= 1
+    said = next(line for line in text(found).splitlines() if line.startswith("Gradients of stage 0"))
+    assert (
+        "over 4 ranks by rings 2 in " in said
+        and "; direct would take " in said
+        and ", ring would take " in said
+    )
+    assert data(found)["sums"]["name"] == "rings 2"  # type: ignore[index]
+    assert explain(question(hosts())).sums is None

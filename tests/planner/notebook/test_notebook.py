@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from base64 import b64decode
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -16,7 +17,7 @@ from matplotlib.figure import Figure
 from planner.cluster import with_memory, with_network, with_nodes
 from planner.errors import BadInput, Infeasible
 from planner.milp import Question, solve
-from planner.notebook.solved_plan import SolvedFrontier, SolvedPlan
+from planner.notebook.solved_plan import Dials, SolvedFrontier, SolvedPlan
 from planner.plan import Plan
 from planner.plan import yaml as plan_yaml
 from planner.profile import Profile
@@ -217,3 +218,37 @@ def test_an_empty_timeline_is_a_picture_too() -> None:
 def test_a_page_is_written_from_a_plan(solved: SolvedPlan, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = solved.report(tmp_path_factory.mktemp("report") / "page.html", run=record(solved))
     assert 'id="memory-chart"' in path.read_text(), "the costs that it was solved from are at hand"
+
+
+def test_dials_ask_what_if(solved: SolvedPlan) -> None:
+    widgets = pytest.importorskip("ipywidgets")
+    start = solved.what_if(batch=2, schedule="1f1b")
+    box = start.explore()
+    micro, nodes, network, memory, answer, button, front = box.children
+    assert [value for _, value in micro.options] == [None, 1, 2]
+    assert answer.value == start._repr_html_() and isinstance(button, widgets.Button)
+    micro.value = 2
+    assert answer.value == start.what_if(micro=2)._repr_html_()
+    network.value = 0.25
+    assert answer.value == start.what_if(micro=2, network=0.25)._repr_html_()
+    memory.value = memory.max
+    gib = memory.max
+    assert answer.value == start.what_if(micro=2, network=0.25, memory_gib=gib)._repr_html_()
+    assert nodes.max == sum(group.count for group in start.question.cluster.nodes)
+    button.click()
+    assert "<table" in front.value and front.value.startswith("<p>The plan above")
+
+
+def test_dials_say_why_nothing_fits(solved: SolvedPlan) -> None:
+    dials = Dials(solved)
+    assert "margin" in dials.ask(None, None, 1, 0.0001)
+    assert "micro" in dials.ask(64, None, 1, None)
+    assert dials.answer is solved, "what was answered before stays"
+
+
+def test_dials_need_widgets(solved: SolvedPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)
+    with pytest.raises(BadInput, match="notebook"):
+        solved.explore()
+    with pytest.raises(BadInput, match="load_plan"):
+        SolvedPlan.of(report_cases.plan()).explore()

@@ -11,10 +11,12 @@ from planner.cluster import cluster as clusters
 from planner.errors import BadInput, ShardwrightError
 from planner.measure import measure
 from planner.milp import Question, solve
-from planner.plan import Plan
+from planner.plan import KeptWeights, Plan
 from planner.profile import yaml as profile_yaml
 from planner.workload import load
+from runtime.runfolder import Paths
 from runtime.slurm import Elastic
+from runtime.slurm.elastic import plan_for
 
 MACHINES = """\
 version: 1
@@ -70,3 +72,19 @@ def test_a_profile_of_another_model_is_refused(flexible: Elastic, plan: Plan) ->
     other = plan.model.model_copy(update={"fingerprint": "sha256:0"})
     with pytest.raises(BadInput, match="is of another model"):
         flexible.check(plan.model_copy(update={"model": other}))
+
+
+def test_a_new_plan_keeps_what_makes_the_training_precision_pruning_and_weights(
+    flexible: Elastic, plan: Plan, tmp_path: Path
+) -> None:
+    costs = measure.profile(
+        load("mlp", {}), device="roofline:P100-16GB", micros=(2, 4), precision="bf16", split=None
+    )
+    (tmp_path / "given").mkdir()
+    profile_yaml.save(costs, tmp_path / "given" / "profile.yaml")
+    paths = Paths(tmp_path)
+    flexible = replace(flexible, profile=tmp_path / "given" / "profile.yaml")
+    flexible.write(paths)
+    update = {"precision": "bf16", "weights": "bf16", "kept": KeptWeights(share=0.5)}
+    found = plan_for(paths, plan.model_copy(update=update), 1)
+    assert (found.precision, found.weights, found.kept) == ("bf16", "bf16", KeptWeights(share=0.5))
