@@ -31,6 +31,8 @@ from runtime import checkpoint as checkpoints
 from runtime.launch import Handle, launch_inline, launch_local
 from runtime.runfolder import Paths, attempts, losses_of, outcome_of
 from runtime.slurm import rank_records, state
+from tests.runtime.sharding.test_faults import KILLED
+from tests.runtime.test_equality import plan_of
 from tests.slurm import cluster as clusters
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import Gate, hurt, launch, paced_plan, task, until, until_step, until_stopping
@@ -39,6 +41,7 @@ from tests.slurm.warm import Warm
 STEPS, LONG_STEPS = 8, 40
 SOAK_S, QUICK_SOAK_S = 1500.0, 60.0
 STOPS, QUICK_STOPS, STOP_DEADLINE_S = 20, 3, 3.0
+GATHERS, QUICK_GATHERS, OTHERS_END_S = 10, 3, 1.0
 ENDS_S = 420.0
 LEFT_S = 30.0  # until the last process of a run is gone
 HOUR_S = 3600
@@ -523,11 +526,48 @@ def _ranks_are_new(paths: Paths, stop: int) -> bool:
     return paths.pids.exists() and paths.pids.stat().st_mtime >= begun
 
 
+def fallen(folder: Path, kills: int, ranks: int = 4) -> tuple[Cell, ...]:
+    """Kills one of several ranks that share parameters, each time within a gather, and measures how long others live.
+
+    Returns: ranks, kills, the seconds until all others have ended, and whether runs that go on are equal to the bit.
+    """
+    file, steps = folder / "killed.py", 5
+    file.write_text(KILLED)
+    marker = file.with_suffix(".fell")
+    marker.touch()
+    plan = plan_of(
+        str(file), {}, family="1f1b", workers=1, micros=2, micro=2, data=ranks, sharing="parameters"
+    )
+    whole = launch_local(plan, folder / "whole", steps=steps, save_every=1).wait(ENDS_S).check().losses
+    took_s, same = [], 0
+    for kill in range(kills):
+        marker.unlink()
+        run = launch_local(plan, folder / str(kill), steps=steps, save_every=1, restarts=1)
+        until(run.paths.pids.exists, "its ranks")
+        others = [pid for rank, pid in json.loads(run.paths.pids.read_text()).items() if rank != "1"]
+        until(marker.exists, "the kill")
+        while any(map(_lives, others)):
+            time.sleep(0.001)
+        took_s.append(time.time() - marker.stat().st_mtime)
+        same += run.wait(ENDS_S).check().losses == whole
+    return ranks, kills, median(took_s), max(took_s), same == kills
+
+
+def _lives(pid: int) -> bool:
+    """Returns whether a process runs; one that has ended and that nobody has waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def run(quick: bool) -> Result:
     with tempfile.TemporaryDirectory() as folder:
         soaked = soak(Path(folder), QUICK_SOAK_S if quick else SOAK_S)
     with tempfile.TemporaryDirectory() as folder:
         halted = stopped(Path(folder), QUICK_STOPS if quick else STOPS)
+    with tempfile.TemporaryDirectory() as folder:
+        gathering = fallen(Path(folder), QUICK_GATHERS if quick else GATHERS)
     columns = (
         "kills",
         "steps",
@@ -557,6 +597,14 @@ def run(quick: bool) -> Result:
             notes=(f"from the moment when its ranks are forked on; the deadline is {STOP_DEADLINE_S:g} s",),
         )
     )
+    tables.append(
+        Table(
+            title="One rank of several that share parameters is killed while it gathers them",
+            columns=("ranks", "kills", "s until the others ended, median", "largest", "losses equal"),
+            rows=[gathering],
+            notes=(f"from the kill until the last of the others is gone; the aim is {OTHERS_END_S:g} s",),
+        )
+    )
     rows: list[tuple[Cell, ...]] = []
     if missing := clusters.missing():
         tables[0] = Table(**{**vars(tables[0]), "notes": (*tables[0].notes, f"no SLURM here: {missing}")})
@@ -583,8 +631,13 @@ def run(quick: bool) -> Result:
         name="faults",
         claim="Every fault costs steps and no job: the run is done in the end, with losses equal to the bit.",
         tables=tables,
-        missed=above(
-            "The number of runs that a fault ended or changed, or whose cause was not named", changed, 0
+        missed=(
+            *above(
+                "The number of runs that a fault ended or changed, or whose cause was not named", changed, 0
+            ),
+            *above(
+                "The end of ranks whose neighbour fell in a gather", [("", gathering[3])], OTHERS_END_S, " s"
+            ),
         ),
     )
 

@@ -18,7 +18,7 @@ from planner.capture.fake_run import entered
 from planner.capture.functional import drawing_order, random
 from planner.capture.inference import Forward, converted, forward_of, sample_of
 from planner.capture.live import LiveLoop, initial, write_model
-from planner.capture.live_bytes import LiveBytes, meter_of, storage_of
+from planner.capture.live_bytes import LiveBytes, counted_here, meter_of, storage_of
 from planner.capture.opaque import OpaqueLayer, opaque_layers
 from planner.capture.operations import (
     Target,
@@ -52,6 +52,7 @@ __all__ = [
     "check_sizes",
     "check_training",
     "converted",
+    "counted_here",
     "cut",
     "decays",
     "drawing_order",

@@ -21,7 +21,7 @@ from typing import Protocol, TypeGuard
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves
 
 from planner.workload import is_users
@@ -114,6 +114,17 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _gone(self, key: int, size: int) -> None:
         self._alive.discard(key)
         self.now -= size
+
+
+def counted_here() -> Callable[[Tensor], None]:
+    """Returns what counts a tensor that another thread makes, for all meters of storages that are on in this one."""
+    meters = [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, LiveBytes)]
+
+    def count(tensor: Tensor) -> None:
+        for meter in meters:
+            meter.adopt([tensor])
+
+    return count
 
 
 class CudaBytes:

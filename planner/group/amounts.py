@@ -1,4 +1,4 @@
-"""What each layer of a model is for one rank of a group: its share of the work, what conversions take, what it keeps.
+"""What each layer of a model is for one rank of a group: its share of the work, and what conversions take.
 
 The work of a layer is shared among its operations by their arithmetic and their bytes. Of each operation, the rank with
 most to do counts.
@@ -7,20 +7,19 @@ most to do counts.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from math import ceil, prod
+from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Final, NamedTuple
 
 from planner.group.machine import MeshOnCluster
 from planner.layout import (
     FAMILIES,
     MOVES,
-    Conversion,
     LocalGraph,
     LocalOperation,
     Mesh,
     named_reads,
-    share_of,
+    path,
 )
 from planner.spatial import GETITEM, Operation
 
@@ -67,17 +66,6 @@ _RESULTS: Final = frozenset(
     f"aten.{name}"
     for name in ["softmax", "log_softmax", "relu", "tanh", "sigmoid", "exp", "rsqrt", "sqrt", "dropout"]
 )
-COPIES: Final = (
-    "gather",
-    "own",
-    "scatter",
-    "exchange",
-    "pad",
-)  # what they make is another tensor than what was
-FORGETFUL: Final = frozenset(
-    f"aten.{name}"
-    for name in ["add", "sub", "neg", "linear", "addmm", "embedding", "to", "mean", "sum", "cat", "stack"]
-) | {GETITEM}
 
 
 def amount(operation: Operation, shapes: Mapping[str, tuple[int, ...]], element_bytes: int) -> float:
@@ -139,10 +127,8 @@ class LayerPart(NamedTuple):
     work: tuple[tuple[float, float], ...] = (
         (1.0, 1.0),
     )  # weight of each operation, and the share computed here
-    kept: float = 1.0  # share of what the layer keeps of its own
     forward_ns: float = 0.0  # that its conversions take
     backward_ns: float = 0.0
-    made: int = 0  # elements of what conversions make besides Values
     converted: frozenset[str] = frozenset()  # Values that it reads only as conversions have made them
 
 
@@ -166,7 +152,6 @@ def layer_parts(
                     for done in own
                 ]
             ),
-            kept=_mean((_made(x), _finest(x)) for x in own if _saves(x)),
             converted=_converted(own, found),
         )
         for layer, own in inside.items()
@@ -179,7 +164,6 @@ def layer_parts(
         parts[conversion.layer] = part._replace(
             forward_ns=part.forward_ns + ways[0],
             backward_ns=part.backward_ns + ways[1],
-            made=part.made + _copied(conversion),
         )
     return parts
 
@@ -192,39 +176,13 @@ def _weighed(shares: Sequence[tuple[float, float]]) -> tuple[tuple[float, float]
     return tuple((weight / total, share) for share, weight in found.items()) if total else ((1.0, 1.0),)
 
 
-def _mean(shares: Iterable[tuple[float, float]]) -> float:
-    """Returns the mean of shares, each with its weight before it; 1 without any weight."""
-    every = list(shares)
-    total = sum(weight for weight, _ in every)
-    return sum(weight * share for weight, share in every) / total if total else 1.0
-
-
-def _made(done: LocalOperation) -> float:
-    return float(sum(map(prod, done.operation.outputs)))
-
-
-def _saves(done: LocalOperation) -> bool:
-    """Returns whether an operation keeps a tensor for its backward that is no parameter and no view."""
-    return done.operation.operation not in FORGETFUL and done.operation.operation not in MOVES
-
-
-def _finest(done: LocalOperation) -> float:
-    """Returns the share that one rank has of the most finely cut tensor that an operation reads or makes."""
-    return min((share_of(layout) for layout in (*done.inputs.values(), *done.outputs)), default=1.0)
-
-
 def _converted(own: Sequence[LocalOperation], found: LocalGraph) -> frozenset[str]:
     reads: dict[str, bool] = {}  # tensor -> whether all reads are of a conversion of it
     for done in own:
         for argument, name in done.reads():
             if done.operation.operation != GETITEM:
-                other = done.inputs[argument].cuts != found.layouts[name][0].cuts
+                trained = name in found.trained
+                steps = path(found.layouts[name][0], done.inputs[argument], found.mesh, trained=trained)
+                other = any(step.forward != "none" for step in steps)
                 reads[name] = reads.get(name, True) and other
     return frozenset(name for name, other in reads.items() if other)
-
-
-def _copied(conversion: Conversion) -> int:
-    """Returns the elements of another tensor that a conversion makes; 0 where it makes none."""
-    if not any(step.forward in COPIES for step in conversion.steps):
-        return 0
-    return ceil(share_of(conversion.target) * prod(conversion.target.shape))

@@ -14,6 +14,7 @@ from typing import Final
 from planner.arrays import NS_PER_S
 from planner.group.amounts import LayerPart, layer_parts
 from planner.group.curves import TIMES, Curve, curves_of, mixed
+from planner.group.footprints import LayerBytes, footprints, in_proportion, whole
 from planner.group.machine import MeshOnCluster
 from planner.layout import LocalGraph, local_model, share_of
 from planner.profile import CostKey, LayerCost, Profile, Seconds
@@ -36,11 +37,13 @@ def on_group(profile: Profile, setting: CostKey, found: LocalGraph, machine: Mes
     """
     sized, rows = activation_bytes(profile, setting), dict[CostKey, LayerCost]()
     graph, parts = local_model(profile.graph, found, setting.micro), layer_parts(found, sized, machine)
+    own, of_whole = footprints(found, sized), footprints(whole(found), sized)
     layers, known = [], dict[tuple[str, LayerCost], str]()
     for layer in profile.graph.layers:
         row, part = profile.cost(layer.name, setting), parts.get(layer.name, LayerPart())
         curves = curves_of(profile, layer.name, setting)
-        priced = _in_parts(row, curves, part, sized, counted=machine is not None)
+        both = own.get(layer.name, LayerBytes()), of_whole.get(layer.name, LayerBytes())
+        priced = _in_bytes(_in_time(row, curves, part), *both)
         kept = tuple(i for i in row.kept_inputs if layer.inputs[i] not in part.converted)
         made = zip(
             row.output_bytes, (share_of(found.layouts[name][0]) for name in layer.outputs), strict=False
@@ -53,31 +56,30 @@ def on_group(profile: Profile, setting: CostKey, found: LocalGraph, machine: Mes
     return replace(profile, graph=replace(graph, layers=tuple(layers)), costs=rows, failures={})
 
 
-def _in_parts(
-    row: LayerCost, curves: Mapping[str, Curve], part: LayerPart, size: int, *, counted: bool
-) -> LayerCost:
-    """Returns a layer's row for one rank of a group.
+def _in_time(row: LayerCost, curves: Mapping[str, Curve], part: LayerPart) -> LayerCost:
+    """Returns a layer's row with the times of one rank of a group.
 
-    Args: `curves` are of the layer; `size` has the bytes of an element; `counted` says whether what conversions make
-        counts.
+    Args: `curves` are of the layer.
     """
-    made = part.made * size if counted else 0
     added = {"forward": part.forward_ns, "backward": part.backward_ns, "input_grad": part.backward_ns}
     forward, backward, first, second = (
         _part_of(getattr(row, name), curves[name], part, added.get(name, 0.0)) for name in TIMES
     )
-    done = sum(weight * share for weight, share in part.work)
+    return replace(row, forward=forward, backward=backward, input_grad=first, weight_grad=second)
+
+
+def _in_bytes(row: LayerCost, own: LayerBytes, of_whole: LayerBytes) -> LayerCost:
+    """Returns a layer's row with the bytes of one rank of a group.
+
+    Args: `own` are those of the rank, and `of_whole` of one process, as footprints have them.
+    """
+    held = in_proportion(row.held_bytes, own.held, of_whole.held) if row.held_bytes else 0
     return replace(
         row,
-        forward=forward,
-        backward=backward,
-        input_grad=first,
-        weight_grad=second,
-        walked_bytes=ceil(row.walked_bytes * part.kept),
-        owing_bytes=ceil(row.owing_bytes * part.kept),
-        own_saved_bytes=ceil(row.own_saved_bytes * part.kept) + made,
-        held_bytes=ceil(row.held_bytes * part.kept) + (made if row.held_bytes else 0),
-        workspace_bytes=ceil(row.workspace_bytes * max(done, part.kept)) + made,
+        walked_bytes=in_proportion(row.walked_bytes, own.held, of_whole.held) if row.walked_bytes else 0,
+        own_saved_bytes=in_proportion(row.own_saved_bytes, own.kept, of_whole.kept),
+        held_bytes=held,
+        workspace_bytes=in_proportion(row.workspace_bytes, own.working, of_whole.working),
     )
 
 

@@ -24,8 +24,7 @@ from planner.layout.local_model import (
 )
 from planner.layout.lying import DimCut, GroupLayout, Mesh, everywhere, parted, positions, without_owed
 from planner.layout.moves import MOVES, moved, source_of
-from planner.layout.propagate import LINEAR, SHAPES_ONLY, WHOLE, Wishes, propagate
-from planner.layout.refusals import refuse_parts
+from planner.layout.propagate import LINEAR, SHAPES_ONLY, WHOLE, Wishes, propagate, refuse_parts
 from planner.layout.wishes import Wish, granted, of_path, unmet
 
 __all__ = [

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from planner.layout.channels import CHANNELS
 from planner.layout.factor import Along, Factor, Side, broadcast, numbered, over, shape_of
 from planner.spatial import BINARY, UNARY, Call
 
@@ -79,23 +80,6 @@ def embedding(call: Call) -> tuple[Factor, ...]:
     if call.flag("scale_grad_by_freq") or call.flag("sparse"):
         return found
     return (*found, Factor("vocabulary", rows, {"weight": Along(0)}, ("P",), "vocabulary", cuts_weight=True))
-
-
-def convolution(call: Call) -> tuple[Factor, ...]:
-    """Returns the factors of a convolution: samples, and `out` and `in` along its channels."""
-    source, weight = shape_of(call, "input"), shape_of(call, "weight")
-    if len(source) != len(weight):
-        return ()
-    samples = Factor("dim0", source[0], {"input": Along(0)}, (Along(0),))
-    if call.get("groups", 1) != 1 or isinstance(call.get("padding"), str):
-        return (samples,)
-    of_out: dict[str, Side] = {"weight": Along(0), "bias": Along(0)}
-    of_in: dict[str, Side] = {"input": Along(1), "weight": Along(1), "bias": "P"}
-    return (
-        samples,
-        Factor("out", weight[0], of_out, (Along(1),), cuts_weight=True),
-        Factor("in", weight[1], of_in, ("P",), cuts_weight=True),
-    )
 
 
 def attention(call: Call) -> tuple[Factor, ...]:
@@ -249,11 +233,12 @@ FAMILIES: Final[Mapping[str, Factors]] = (
     | _named("addmm", addmm)
     | _named("matmul bmm", matmul)
     | _named("embedding", embedding)
-    | _named("conv1d conv2d conv3d", convolution)
+    | dict(CHANNELS)
     | _named("scaled_dot_product_attention", attention)
     | _named("layer_norm rms_norm", normalised)
     | _named("softmax log_softmax cumsum cumprod logcumsumexp", along_one)
-    | _named("mean sum amax amin var std logsumexp", reduced)
+    | _named("mean sum amax amin var std logsumexp argmax argmin", reduced)
+    | _named("topk sort argsort", along_one)
     | _named("mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy_with_logits", elementwise_loss)
     | _named("cross_entropy_loss nll_loss nll_loss_nd", cross_entropy)
     | _named("cat", joined)

@@ -3,6 +3,8 @@
 Along each axis of the group an operation takes the factor that is wished for. Without a wish it takes the one that
 sends least, given how its tensors lie; a factor that cuts a weight is taken only where it is wished for. What is
 neither wished for nor cut stays alike on all ranks. So the same wishes give the same graph on every rank.
+
+What cannot be done on parts of tensors, said with the operation, its module, and where the parts must end.
 """
 
 from __future__ import annotations
@@ -25,13 +27,14 @@ from planner.layout.local_graph import (
 )
 from planner.layout.lying import DimCut, GroupLayout, Mesh, everywhere, parted, without_owed
 from planner.layout.moves import MOVES, moved, source_of
-from planner.layout.refusals import refuse_parts, refused
 from planner.spatial import (
+    AFTER,
     GETITEM,
     INPUT,
     STATE,
     TARGET,
     Call,
+    NoRule,
     Operation,
     Ref,
     call_of,
@@ -253,3 +256,35 @@ def _placed(wish: str, operation: Operation) -> str:
     if wish not in PLACES or (wish == "sequence" and len(operation.outputs[0]) < 3):
         return wish
     return numbered(PLACES[wish])
+
+
+PARTS: Final = "parts of tensors"
+
+
+def refused(operation: Operation, why: str, allowed: str = "") -> NoRule:
+    """Returns the error for an operation that ranks cannot share.
+
+    Args: `why` goes on after the operation's name; `allowed` names another way than to end the parts before it.
+    """
+    stop = f"tensors that are alike before layer '{operation.layer}': no cut in the layers that it reads"
+    return NoRule(
+        f"{operation.operation} on {PARTS}: {why}",
+        where=operation.place,
+        allowed=f"{allowed}, or {stop}" if allowed else stop,
+        layer=operation.layer,
+    )
+
+
+def refuse_parts(operation: Operation, call: Call) -> None:
+    """Refuses an operation that reads a tensor in parts and cannot.
+
+    Raises: NoRule for one without a rule, one that writes in place, and attention that draws numbers.
+    """
+    kind = operation.operation
+    if kind == AFTER or (kind.endswith("_") and not kind.endswith("__")):
+        raise refused(operation, "it writes in place into a tensor that ranks hold in parts")
+    if kind not in FAMILIES:
+        raise refused(operation, "it has no rule")
+    if kind == "aten.scaled_dot_product_attention" and call.get("dropout_p", 0.0):
+        why = "its kernel draws the dropout of attention inside"
+        raise refused(operation, why, "a dropout of 0 in attention")

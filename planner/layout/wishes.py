@@ -21,7 +21,11 @@ from planner.layout.propagate import PLACES, WHOLE, Wishes
 from planner.spatial import Operation
 
 PAIRS: Final = ("heads", "hidden")
-WEIGHTED: Final = ("aten.linear", "aten.addmm")
+WEIGHTED: Final = (
+    "aten.linear",
+    "aten.addmm",
+    *(f"aten.{name}{n}d" for name in ("conv", "conv_transpose") for n in (1, 2, 3)),
+)
 ULYSSES: Final = "ulysses"
 ATTENTION: Final = "aten.scaled_dot_product_attention"
 KNOWN: Final = (*PAIRS, ULYSSES, "out", "in", "vocabulary", "classes", WHOLE, *PLACES)

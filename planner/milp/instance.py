@@ -29,7 +29,7 @@ from planner.milp.cut.recompute_least import alone
 from planner.milp.pins import Held, Pins
 from planner.milp.problems import FAMILY, Kept, Orders, Problems, arranged, pinned_cut
 from planner.milp.proof.feasible import windows
-from planner.model import refusals
+from planner.model import own_states, refusals
 from planner.profile import CostKey, Profile, corrected
 from planner.schedule import FAMILIES
 
@@ -113,13 +113,14 @@ class Instance:
         """
         pins, data = self.pins, shape.data
         free = pins.shard is None and pins.held is None and not self.joint
-        plain = not (shape.held or shape.shard or shape.listed) and shape.update == "barrier"
+        plain = not (shape.held or shape.shard or shape.listed)
         known = self.profile.by_element and self.execution == "eager"
         if not (free and plain and known and can_share(data, shape.spatial, data)):
             return ()
         near, few = self.cluster.nodes[0].devices_per_node // shape.workers, data <= limits.FEW_REPLICAS
         every = [k for k in range(2, data + 1) if data % k == 0 and (few or k in (near, data))]
-        return tuple(replace(shape, held=held, ranks=k) for held in get_args(Held)[1:] for k in every)
+        what = get_args(Held)[1:2] if own_states(self.profile.graph) else get_args(Held)[1:]
+        return tuple(replace(shape, held=held, ranks=k) for held in what for k in every)
 
     @property
     def layers(self) -> int:

@@ -23,6 +23,7 @@ from planner.milp.search.pick import ranked, thriftier
 from planner.milp.search.state import SearchState
 from planner.milp.uneven import uneven
 from planner.milp.write_plan import plan_of
+from planner.model import own_states
 from planner.plan import Plan, held_in_half
 from planner.profile import Profile
 from planner.schedule import FAMILIES, ROUNDS_BY_PART, rounds_by_part
@@ -102,21 +103,21 @@ class Question:
             pins=_alike_in_parts(pinned) if rounds_by_part(precision, execution) else pinned,
         )
         if instance.pins.ema and profile.kept.counts:
-            allowed = "no ema, or a model that is not pruned"
-            raise BadInput(
-                "ema averages whole parameters, and these are pruned", where="ema", allowed=allowed
-            )
+            said = "ema averages whole parameters, and these are pruned"
+            raise BadInput(said, where="ema", allowed="no ema, or a model that is not pruned")
         if instance.pins.held and profile.kept.counts:
             said = f"pruned weights do not go with {instance.pins.held} shared by element"
             raise BadInput(said, where="fix shard", allowed="state, or none")
+        if instance.pins.held == "parameters" and (buffers := own_states(profile.graph)):
+            said = f"each replica updates '{next(iter(buffers))}' from whole parameters"
+            raise BadInput(said, where="fix shard", allowed="gradients, state or none")
         if instance.pins.sums and not self.cluster.of_hosts:
             raise BadInput(
                 f"sums is {instance.pins.sums}", where="fix", allowed="nccl sums between GPUs: leave it out"
             )
         if instance.pins.sums == "nccl":
-            raise BadInput(
-                "sums is nccl", where="fix", allowed="ring, direct, rings K, colours K between hosts"
-            )
+            allowed = "ring, direct, rings K, colours K between hosts"
+            raise BadInput("sums is nccl", where="fix", allowed=allowed)
         _check_limits(instance)
         return instance
 

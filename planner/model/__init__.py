@@ -15,6 +15,7 @@ from planner.model.check import (
     inconsistency,
     misplaced,
     one_holder,
+    own_states,
     refusals,
     served,
 )
@@ -45,6 +46,7 @@ __all__ = [
     "inconsistency",
     "misplaced",
     "one_holder",
+    "own_states",
     "refusals",
     "served",
     "stage_of_layers",

@@ -180,6 +180,15 @@ ONE_STAGE = "one stage, shard_optimizer: false"
 ONE_HOLDER = "data: 1, spatial: 1 and no Chimera"
 
 
+def own_states(graph: ModelGraph) -> dict[str, tuple[str, ...]]:
+    """Returns the buffers that every holder updates from whole parameters, such as those of a spectral norm.
+
+    Args: `graph` is the model.
+    Returns: names of buffers, and the layers that use each.
+    """
+    return {row.name: row.users for row in graph.buffers if row.update == "own"}
+
+
 def refusals(
     graph: ModelGraph,
     *,

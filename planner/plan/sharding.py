@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 from itertools import groupby
 
 from planner.errors import BadInput, Violation
-from planner.model import ModelGraph
+from planner.model import ModelGraph, own_states
 from planner.plan.plan import Plan, StagePlan, StageShard
 from planner.sums import names_for, offered, parse
 
@@ -130,7 +130,7 @@ def refused_shards(plan: Plan, graph: ModelGraph, whole: str = "") -> Iterator[V
         if stage.shard is not None:
             where = f"stages[{index}].shard"
             told = _of_state if stage.shard.what == "state" else _of_elements
-            for message in told(plan, index, stage.shard):
+            for message in (*told(plan, index, stage.shard), *_of_own_states(stage, graph)):
                 yield Violation(rule="shard", where=where, message=message)
     if whole and shared_by_element(plan):
         message = (
@@ -139,6 +139,17 @@ def refused_shards(plan: Plan, graph: ModelGraph, whole: str = "") -> Iterator[V
         )
         yield Violation(rule="optimizer", where=whole, message=message)
     yield from _apart(plan, graph)
+
+
+def _of_own_states(stage: StagePlan, graph: ModelGraph) -> Iterator[str]:
+    if stage.shard is None or stage.shard.what != "parameters":
+        return
+    for name, users in own_states(graph).items():
+        if set(users).intersection(stage.layers):
+            yield (
+                f"shares parameters, but each replica updates '{name}' from whole ones for all micro-batches of a step: "
+                "what: gradients, or what: state"
+            )
 
 
 def _of_state(plan: Plan, index: int, shard: StageShard) -> Iterator[str]:

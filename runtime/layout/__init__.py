@@ -7,7 +7,14 @@ Start at `rewrite.py`, then `ranks.py` (a rank of a plan). Then read `convert.py
 
 from runtime.layout.convert import Convert
 from runtime.layout.moves import CutGroup
-from runtime.layout.ranks import Places, TensorParts, largest_parts, places_of_parts, ranks_together
+from runtime.layout.ranks import (
+    Places,
+    TensorParts,
+    graph_of_others,
+    largest_parts,
+    places_of_parts,
+    ranks_together,
+)
 from runtime.layout.rewrite import localise
 
 __all__ = [
@@ -15,6 +22,7 @@ __all__ = [
     "CutGroup",
     "Places",
     "TensorParts",
+    "graph_of_others",
     "largest_parts",
     "localise",
     "places_of_parts",

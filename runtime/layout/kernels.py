@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
 
 from planner.capture import Target, named_arguments
-from planner.layout import GroupLayout, LocalOperation, Passage, everywhere
-from runtime.layout.convert import passed
+from planner.layout import LocalOperation
 from runtime.layout.moves import CutGroup, region
 from runtime.spatial import call_named
 
@@ -53,14 +53,6 @@ class LocalCall:
         cut = self.placed.inputs[argument].cuts[dim]
         assert cut is not None and cut.blocks == 1
         return cut.points[cut.place(self.group.position, self.group.mesh)]
-
-    def summed(self, x: Tensor, axes: Sequence[int]) -> Tensor:
-        """Returns the sum over the ranks of some axes, differentiably: each gets the whole gradient."""
-        bare = everywhere(x.shape)
-        for axis in axes:
-            addends = GroupLayout(bare.shape, bare.cuts, frozenset((axis,)))
-            x = passed(x, Passage(axis, addends, bare), self.group)
-        return x
 
 
 Arguments = Mapping[str, object]
@@ -115,22 +107,93 @@ def _share(call: LocalCall, arguments: Arguments) -> Tensor:
     return call.run(arguments) * (own / (prod(out.local_shape(here, mesh)) * prod(source.shape)))
 
 
-def _vocabulary(call: LocalCall, arguments: Arguments) -> Tensor:
-    """Returns this rank's addend of rows taken from a table that is cut along its rows: zero where another has it."""
-    weight, indices = _tensor(arguments, "weight"), _tensor(arguments, "indices")
-    start = call.start("weight", 0)
-    here = (indices >= start) & (indices < start + len(weight))
-    padding = arguments.get("padding_idx", -1)
-    assert isinstance(padding, int)
-    own = padding - start if start <= padding < start + len(weight) else -1
-    local = torch.where(here, indices - start, 0)
-    found = call.run(arguments, indices=local, padding_idx=own)
-    return torch.where(here.unsqueeze(-1), found, torch.zeros((), dtype=found.dtype, device=found.device))
+@dataclass(frozen=True)
+class OwnPlaces:
+    """The places of rows in this rank's part of a table, as a call in a stage's graph; 0 for rows of other ranks."""
+
+    start: int
+    rows: int
+
+    def __call__(self, indices: Tensor) -> Tensor:
+        return torch.where(self.here(indices), indices - self.start, 0)
+
+    def here(self, indices: Tensor) -> Tensor:
+        """Returns which rows are this rank's."""
+        return (indices >= self.start) & (indices < self.start + self.rows)
+
+    def padding(self, index: int) -> int:
+        """Returns the place of the row that gets no gradient, -1 where another rank has it."""
+        return index - self.start if self.start <= index < self.start + self.rows else -1
+
+
+@dataclass(frozen=True)
+class OwnRows:
+    """Rows that were taken from this rank's part of a table: an addend, zero where another rank has the row."""
+
+    places: OwnPlaces
+
+    def __call__(self, found: Tensor, indices: Tensor) -> Tensor:
+        return found.masked_fill_(~self.places.here(indices).unsqueeze(-1), 0)
+
+
+def own_places(call: LocalCall) -> OwnPlaces:
+    """Returns the places of rows of a table that is cut along its rows."""
+    cut = call.placed.inputs["weight"].cuts[0]
+    assert cut is not None and cut.blocks == 1
+    return OwnPlaces(call.start("weight", 0), cut.length(cut.place(call.group.position, call.group.mesh)))
+
+
+class _Rows(FunctionCtx):
+    smoothing: float
+    classes: int
+    saved_tensors: tuple[Tensor, ...]
+
+
+class _Classes(torch.autograd.Function):
+    """The cross entropy of every row, whose backward keeps one tensor of the size of the logits, and makes one."""
+
+    @staticmethod
+    def forward(
+        ctx: _Rows,
+        logits: Tensor,
+        highest: Tensor,
+        own: Tensor,
+        here: Tensor,
+        classes: int,
+        smoothing: float,
+        axes: Sequence[int],
+        group: CutGroup,
+    ) -> Tensor:
+        def summed(x: Tensor) -> Tensor:
+            for axis in axes:
+                x = group.reduced(x, axis)
+            return x
+
+        shifted = logits - highest.unsqueeze(1)
+        wanted = summed(shifted.gather(1, own).squeeze(1) * here)
+        mean = summed(shifted.sum(1)) / classes if smoothing else wanted
+        weights = shifted.exp_()
+        total = summed(weights.sum(1))
+        ctx.smoothing, ctx.classes = smoothing, classes
+        ctx.save_for_backward(weights, total, own, here)
+        return total.log() - (1 - smoothing) * wanted - smoothing * mean
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: _Rows, grad: Tensor) -> tuple[Any, ...]:
+        weights, total, own, here = ctx.saved_tensors
+        back = weights * (grad / total).unsqueeze(1)
+        back.scatter_add_(1, own, (grad * here * (ctx.smoothing - 1)).unsqueeze(1))
+        if ctx.smoothing:
+            back -= (grad * (ctx.smoothing / ctx.classes)).unsqueeze(1)
+        return back, None, None, None, None, None, None, None
 
 
 def _classes(call: LocalCall, arguments: Arguments) -> Tensor:
     """Returns the cross entropy of logits that are cut along the classes: three small sums over the ranks."""
     logits, target = _tensor(arguments, "self"), _tensor(arguments, "target")
+    if torch.is_autocast_enabled(logits.device.type) and logits.dtype in (torch.bfloat16, torch.float16):
+        logits = logits.float()  # as torch's own cross entropy is computed under autocast
     axes = call.axes("classes")
     smoothing = arguments.get("label_smoothing", 0.0)
     assert isinstance(smoothing, int | float)
@@ -138,17 +201,13 @@ def _classes(call: LocalCall, arguments: Arguments) -> Tensor:
     highest = logits.detach().amax(1)
     for axis in axes:
         highest = call.group.reduced(highest, axis, lambda x: x.amax(0))
-    shifted = logits - highest.unsqueeze(1)
-    total = call.summed(shifted.exp().sum(1), axes).log()
     here = (target >= start) & (target < start + logits.shape[1])
-    own = shifted.gather(1, torch.where(here, target - start, 0).unsqueeze(1)).squeeze(1)
-    wanted = call.summed(own * here, axes)
-    loss = total - wanted
-    if smoothing:
-        mean = call.summed(shifted.sum(1), axes) / classes
-        loss = (1 - smoothing) * loss + smoothing * (total - mean)
+    own = torch.where(here, target - start, 0).unsqueeze(1)
+    rows_loss: Tensor = _Classes.apply(
+        logits, highest, own, here, classes, float(smoothing), axes, call.group
+    )  # type: ignore[no-untyped-call]
     valid = _valid(target, arguments)
-    loss = loss * valid
+    loss = rows_loss * valid
     if not arguments.get("reduction", 1):
         return loss
     rows = call.axes("rows")
@@ -195,11 +254,19 @@ def _dropped(call: LocalCall, arguments: Arguments) -> Tensor:
     return x * region(mask, layout, call.group).clone()
 
 
+def _grouped(call: LocalCall, arguments: Arguments) -> Tensor:
+    """Returns a norm of groups of channels, for this rank's groups."""
+    groups = arguments["num_groups"]
+    assert isinstance(groups, int)
+    channels, own = call.placed.inputs["input"].shape[1], _tensor(arguments, "input").shape[1]
+    return call.run(arguments, num_groups=groups * own // channels)
+
+
 KERNELS: Final[Mapping[str, Kernel]] = {
     "share": _share,
-    "vocabulary": _vocabulary,
     "classes": _classes,
     "causal": _causal,
     "dropped": _dropped,
     "rows": _rows,
+    "grouped": _grouped,
 }

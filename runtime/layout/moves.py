@@ -76,10 +76,18 @@ class CutGroup:
         ranks, flat = self.mesh[axis], x.detach().reshape(-1)
         bounds = [flat.numel() * i // ranks for i in range(ranks + 1)]
         pieces = [flat[a:b] for a, b in itertools.pairwise(bounds)]
-        mine = [rank for rank, _ in self.along(axis)].index(self.wire.rank)
-        addends = self.swapped(pieces, [pieces[mine].shape] * ranks, axis)
-        own = _combined(addends, combine)
-        return torch.cat(self.spread(own, [piece.shape for piece in pieces], axis)).view(x.shape)
+        members = [rank for rank, _ in self.along(axis)]
+        mine = members.index(self.wire.rank)
+        own = _combined(self.swapped(pieces, [pieces[mine].shape] * ranks, axis), combine)
+        made = torch.empty_like(flat)
+        found = [made[a:b] for a, b in itertools.pairwise(bounds)]
+        others = [i for i in range(ranks) if i != mine]
+        wait = self.wire.exchange(
+            [(members[i], own) for i in others], [(members[i], found[i]) for i in others]
+        )
+        found[mine].copy_(own)
+        wait()
+        return made.view(x.shape)
 
 
 def _combined(addends: Sequence[Tensor], combine: Callable[[Tensor], Tensor]) -> Tensor:
@@ -112,7 +120,8 @@ def _gather(x: Tensor, source: GroupLayout, target: GroupLayout, axis: int, grou
 
 
 def _own(x: Tensor, source: GroupLayout, target: GroupLayout, axis: int, group: CutGroup) -> Tensor:
-    return _parts(x, target, axis, group)[group.position[axis]].contiguous()
+    part = _parts(x, target, axis, group)[group.position[axis]]
+    return part.clone(memory_format=torch.contiguous_format)  # a view would keep all of the tensor
 
 
 def _reduce(x: Tensor, source: GroupLayout, target: GroupLayout, axis: int, group: CutGroup) -> Tensor:

@@ -129,11 +129,7 @@ class TensorParts:
         Args: `graph` is the model with these operations; `micro` is its micro-batch.
         Raises: BadPlan where they need parameters in other parts, NoRule for what cannot be done on parts.
         """
-        made = replace(self, graph=graph_on_group(plan, graph, micro))
-        for name in self.cut.keys() | made.cut.keys():
-            if self.cut.get(name) != made.cut.get(name):
-                raise BadPlan(f"in evaluation mode '{name}' is needed in other parts: evaluate without a cut")
-        return made
+        return replace(self, graph=graph_of_others(plan, self.graph, micro, graph))
 
     def parts(self, stages: Sequence[int]) -> dict[str, Rows]:
         """Returns nothing: every rank of the group reads the whole micro-batch."""
@@ -154,6 +150,21 @@ class TensorParts:
             for name, layout in self.graph.states.items()
             if any(position[axis] and layout.kind(axis) == "I" for axis in range(len(position)))
         )
+
+
+def graph_of_others(plan: Plan, trained: LocalGraph, micro: int, graph: ModelGraph) -> LocalGraph:
+    """Returns a model on a group whose parameters lie as a training of it holds them.
+
+    Args: `trained` is the training's; `graph` is the model with other operations, as of an evaluation of `micro`
+        samples.
+    Raises: BadPlan where it needs parameters in other parts, NoRule for what cannot be done on parts.
+    """
+    found = graph_on_group(plan, graph, micro)
+    own, others = cut_parameters(trained), cut_parameters(found)
+    for name in own.keys() | others.keys():
+        if own.get(name) != others.get(name):
+            raise BadPlan(f"in evaluation mode '{name}' is needed in other parts: evaluate without a cut")
+    return found
 
 
 def cut_parameters(graph: LocalGraph) -> dict[str, GroupLayout]:

@@ -18,7 +18,7 @@ from torch.fx.node import Argument
 from planner.layout import GroupLayout, LocalGraph, LocalOperation, path
 from planner.spatial import GETITEM
 from runtime.layout.convert import Convert
-from runtime.layout.kernels import SIZED, LocalCall
+from runtime.layout.kernels import SIZED, LocalCall, OwnPlaces, OwnRows, own_places
 from runtime.layout.moves import CutGroup
 from runtime.spatial import called
 
@@ -79,10 +79,23 @@ class _Localiser:
             return
         with self.module.graph.inserting_before(node):
             call = LocalCall(node.target, done, self.group)  # type: ignore[arg-type]
-            new = self._call(call, *node.args, **node.kwargs)
+            if "vocabulary" in done.kernels.values():
+                new = self._taken(node, own_places(call))
+            else:
+                new = self._call(call, *node.args, **node.kwargs)
         node.replace_all_uses_with(new)
         self.module.graph.erase_node(node)
         self.nodes[done.operation.name] = new
+
+    def _taken(self, node: fx.Node, places: OwnPlaces) -> fx.Node:
+        """Returns the rows of a table in parts; taking them stays torch's own operation, which can owe its gradient."""
+        weight, indices, *others = node.args
+        local = self._call(places, indices)
+        if others:
+            assert isinstance(others[0], int)
+            others[0] = places.padding(others[0])
+        found = self.module.graph.call_function(node.target, (weight, local, *others))  # type: ignore[arg-type]
+        return self._call(OwnRows(places), found, indices)
 
     def _resolve(self, name: str) -> None:
         """Sums up addends at once where they must not stay so."""

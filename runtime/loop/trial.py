@@ -20,7 +20,7 @@ from planner.plan import BY_ELEMENT, Plan, graph_on_group, is_cut, schedule_of, 
 from planner.workload import Workload
 from runtime.data import Batches, Wanted, seeded
 from runtime.dedup import index_digest
-from runtime.layout import largest_parts
+from runtime.layout import graph_of_others, largest_parts
 from runtime.loop.evaluate import Watch, unserved
 from runtime.runfolder import Job
 from runtime.store import refuse_unstorable
@@ -76,7 +76,7 @@ def _try_rest(plan: Plan, captured: Captured, rest: int) -> None:
     try:
         if not captured.graph.serves(rest) and not (rest == 1 and captured.graph.symbolic_batch):
             raise BadInput(f"the model serves no micro-batch of {rest}")
-        evaluation_of(captured, rest)
+        _evaluated(plan, captured, rest)
     except BadInput as error:
         raise unserved(plan, rest, error) from error
 
@@ -84,11 +84,24 @@ def _try_rest(plan: Plan, captured: Captured, rest: int) -> None:
 def try_evaluation(plan: Plan, captured: Captured, job: Job) -> None:
     """Captures the model as it is evaluated, where it will be.
 
-    Raises: BadInput where that fails, or what tells the best evaluation is none of its values.
+    Raises: BadInput where that fails, or what tells the best evaluation is none of its values; BadPlan where ranks
+        have other parts of parameters than it needs.
     """
     if job.eval_every:
-        names = evaluation_of(captured, plan.batch.micro).metrics
+        names = _evaluated(plan, captured, plan.batch.micro).metrics
         Watch.of(job.best_by, job.patience).check(("loss", *names))
+
+
+def _evaluated(plan: Plan, captured: Captured, micro: int) -> Captured:
+    """Returns the model as it is evaluated, tried on the parts of tensors that the plan's ranks have.
+
+    Raises: BadInput or BadPlan where it cannot be evaluated so.
+    """
+    found = evaluation_of(captured, micro)
+    if is_cut(plan):
+        trained = graph_on_group(plan, with_names(captured.graph, captured.layout))
+        graph_of_others(plan, trained, micro, with_names(found.graph, found.layout))
+    return found
 
 
 def check_averages(plan: Plan, captured: Captured, job: Job) -> None:

@@ -22,7 +22,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from runtime.sharding.wires import Wires, scatter_sum, stand_in
+from planner.capture import counted_here
+from runtime.sharding.wires import Wires, gather_parts, scatter_sum, stand_in
 from runtime.sums import add_up
 from runtime.update import AnyFlat, Bucket, Flat, OwnPart
 from runtime.world import World
@@ -46,7 +47,7 @@ class FlatUnit:
     part: int  # elements of each rank
     offset: int  # of this rank's part, in its buffers
     whole: Tensor | None = None  # all parts, padded; kept where parameters are not shared
-    coming: Future[None] | None = None  # until `whole` is there
+    coming: Future[None] | None = None  # from when it is asked for until its parameters lie in `whole`
     grads: Tensor | None = None  # gradients of the backward at hand
     arrived: Counter[str] = field(default_factory=Counter)  # gradients since the last sum
 
@@ -159,11 +160,10 @@ class SharedFlat:
         """Gets what other ranks have updated; where parameters are let go, their next use gets it."""
         if self.lets_go:
             return
-        for unit in self.units:
+        for unit in self.units:  # one after the other: each holds a copy of its part meanwhile
             assert unit.whole is not None
-            self._launch(
-                unit, unit.whole
-            ).result()  # one after the other: each holds a copy of its part meanwhile
+            part = self.own_part(unit).clone()
+            self.wires.launch(self._row, partial(gather_parts, unit.whole, part, self._row)).result()
 
     def kept(self) -> Sequence[Tensor]:
         """Returns the buffers that live longer than a step."""
@@ -217,11 +217,6 @@ class SharedFlat:
         own = self.grads[unit.offset : unit.offset + unit.part]
         self._sending = self.wires.launch(self._row, partial(scatter_sum, grads, own, self._row))
 
-    @property
-    def sends(self) -> bool:
-        """Returns whether gradients of a unit are on their way; until they are, they take memory."""
-        return self._sending is not None and not self._sending.done()
-
     def settle(self) -> None:
         """Waits until no gradients of a unit are on their way."""
         if self._sending is not None:
@@ -239,34 +234,37 @@ class SharedFlat:
             return lambda: None
         return self.wires.launch(self._column, partial(add_up, self.grads, self._column)).result
 
-    def _launch(self, unit: FlatUnit, whole: Tensor) -> Future[None]:
-        part = self.own_part(unit) if self.lets_go else self.own_part(unit).clone()
-        parts = list(torch.split(whole, unit.part))
-        return self.wires.launch(self._row, partial(dist.all_gather, parts, part, group=self._row))
-
     def gather(self, unit: FlatUnit) -> None:
-        """Starts to gather a unit, if nobody has; all ranks of the row do so in one order."""
-        if unit.whole is None:
-            unit.whole = self.values.new_empty(unit.part * len(self.ranks))
-            unit.coming = self._launch(unit, unit.whole)
+        """Starts to gather a unit, if nobody has; all ranks of the row do so in one order.
+
+        Its memory is taken when its turn on the wire comes: what was launched before has then given its own back.
+        """
+        if unit.whole is None and unit.coming is None:
+            unit.coming = self.wires.launch(self._row, partial(self._fetch, unit, counted_here()))
+
+    def _fetch(self, unit: FlatUnit, count: Callable[[Tensor], None]) -> None:
+        unit.whole = self.values.new_empty(unit.part * len(self.ranks))
+        count(unit.whole)
+        gather_parts(unit.whole, self.own_part(unit), self._row)
 
     def have(self, unit: FlatUnit) -> Tensor:
         """Returns a unit whole, with its parameters in it."""
         self.gather(unit)
-        assert unit.whole is not None
         if unit.coming is not None:
             unit.coming.result()
             unit.coming = None
+            assert unit.whole is not None
             for name, (start, end) in unit.ranges.items():
                 self.parameters[name].data = unit.whole[start:end].view(self.parameters[name].shape)
+        assert unit.whole is not None
         return unit.whole
 
     def let_go(self, unit: FlatUnit) -> None:
         """Lets a unit go, but for this rank's part."""
-        if unit.whole is None:
-            return
         if unit.coming is not None:
             unit.coming.result()
+        if unit.whole is None:
+            return
         unit.whole = unit.coming = None
         for name in unit.names:
             self.parameters[name].data = stand_in(self.parameters[name])

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -40,7 +41,6 @@ class StageUnits:
         """
         self._rank, self._used, self._flats, self._ahead = rank, set[int](), flats, False
         self._half: BackwardPart = "whole"
-        self._asked = -1  # the position of a unit that is to be gathered once nothing is on its way
         spans = _spans(module, [flat for flat in flats if flat.lets_go])
         self._units = [(flat, unit) for flat, unit, _, _ in spans]
         self.gathers = bool(spans)
@@ -48,6 +48,8 @@ class StageUnits:
         self._behind = [  # by position: the units whose uses all come later
             [each[:2] for each in spans if at[each[2]] > at[last]] for _, _, _, last in spans
         ]
+        backward = sorted(range(len(spans)), key=lambda position: -at[spans[position][3]])
+        self._next = dict(pairwise(backward))  # the unit that backward comes to after each
         self._position = {id(unit): position for position, (_, unit) in enumerate(self._units)}
         run = graph_of(module)
         run.units = self  # type: ignore[assignment]
@@ -88,40 +90,23 @@ class StageUnits:
         if isinstance(kept, Tensor):
             return kept
         flat, unit = self._units[kept.position]
-        if unit.whole is None:
-            self._gather_asked()
-            flat.gather(unit)
+        flat.gather(unit)
         self._use(kept.position)
         return torch.as_strided(flat.have(unit), kept.size, kept.stride, kept.offset)
 
     def _use(self, position: int) -> None:
-        """Asks for the unit before the one that backward has come to; it is gathered once nothing is on its way.
+        """Has the unit gathered that backward comes to after this one, behind what is on the wire by then.
 
         So at most a unit, its gradients, and either the next unit or gradients of the last one are there. An input half
         sums no gradients, behind which a unit is let go otherwise: there it goes when an earlier one is come to.
         """
-        if not self._ahead:
+        if not self._ahead or position in self._used:
             return
-        if position not in self._used:
-            for flat, unit in self._behind[position] if self._half == "input" else ():
-                flat.let_go(unit)
-            self._gather_asked()
-            self._used.add(position)
-            self._asked = position - 1
-        if self._asked >= 0 and not any(flat.sends for flat in self._flats):
-            self._gather_asked()
-
-    def _gather_asked(self) -> None:
-        """Starts to gather the unit that is asked for, once nothing is on its way.
-
-        Called before anything else is put on the wire, since what is on its way differs from rank to rank: what stands
-        on the wire then has the same order on all.
-        """
-        if self._asked >= 0:
-            for each in self._flats:
-                each.settle()
-            flat, unit = self._units[self._asked]
-            self._asked = -1
+        self._used.add(position)
+        for flat, unit in self._behind[position] if self._half == "input" else ():
+            flat.let_go(unit)
+        if position in self._next:
+            flat, unit = self._units[self._next[position]]
             flat.gather(unit)
 
     @contextmanager
@@ -139,9 +124,8 @@ class StageUnits:
             flat.in_half = part == "input"
         try:
             yield
-            self._gather_asked()
         finally:
-            self._rank.running, self._asked = None, -1
+            self._rank.running = None
             for flat in self._flats:
                 flat.in_half = False
             for flat, unit in self._units:
@@ -153,7 +137,6 @@ class StageUnits:
         if position is not None:
             self._units[position][0].let_go(unit)
             self._use(position)
-        self._gather_asked()
 
 
 class RankUnits:

@@ -116,6 +116,14 @@ def stand_in(parameter: Tensor, device: torch.device | None = None) -> Tensor:
     return torch.full((), torch.nan, dtype=parameter.dtype, device=where).expand(parameter.shape)
 
 
+def gather_parts(whole: Tensor, part: Tensor, group: dist.ProcessGroup) -> None:
+    """Gathers equal parts of a tensor of one dim from a group, in the order of ranks; collective.
+
+    Args: `whole` gets all parts; `part` is this rank's, and no view of `whole`.
+    """
+    dist.all_gather(list(torch.split(whole, part.numel())), part, group=group)
+
+
 def scatter_sum(buffer: Tensor, own: Tensor, group: dist.ProcessGroup) -> None:
     """Adds the sum over a group of one part of each rank's buffer to a tensor; collective.
 

@@ -3,7 +3,7 @@
 Each autograd Function here returns the gradient of its input and files what the weight gradient needs; `pay`
 works it out later and adds it to `.grad`. A backward that is not split owes nothing: each is paid where it
 arises. Every other parameter (norms, biases of other layers) gets its gradient with the input half, which
-costs little. The formulas are those of torch's own backward, so that a split backward equals a whole one to
+costs little; so does a bias that was made of others. The formulas are those of torch's own backward, so that a split backward equals a whole one to
 the bit.
 """
 
@@ -115,6 +115,7 @@ def on_gradient(parameter: Tensor, arrived: Callable[[Tensor], None]) -> None:
 class _Context(FunctionCtx):
     store: WeightStore
     parameters: tuple[Tensor, Tensor | None]  # the weight and bias that own `.grad`
+    made_bias: bool  # the bias owns none: its gradient goes on with that of the input
     saved_tensors: tuple[Tensor, ...]
     needs_input_grad: tuple[bool, ...]
     settings: tuple[list[int], list[int], list[int], bool, list[int], int]
@@ -131,8 +132,9 @@ class _Linear(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         dtype: torch.dtype | None,
+        made_bias: bool,
     ) -> Tensor:
-        ctx.store, ctx.parameters = store, (weight, bias)
+        ctx.store, ctx.parameters, ctx.made_bias = store, (weight, bias), made_bias
         used = _cast(weight, dtype)
         ctx.save_for_backward(x, used)
         return F.linear(x, used, None if bias is None else _cast(bias, dtype))
@@ -144,17 +146,22 @@ class _Linear(torch.autograd.Function):
         (weight, bias), store = ctx.parameters, ctx.store
         dx = dy.reshape(-1, dy.shape[-1]).mm(used).reshape(x.shape) if ctx.needs_input_grad[1] else None
 
+        def of_bias(rows: Tensor) -> Tensor:
+            # torch adds the bias to rows where it can flatten the input, else to the output as it lies in memory
+            bias_rows = rows if x.is_contiguous() or x.ndim == 2 else dy
+            return bias_rows.sum(tuple(range(bias_rows.ndim - 1)))
+
         def debt() -> None:
             dy_rows = dy.reshape(-1, dy.shape[-1])  # here, since it may be a copy, and one of them is enough
-            # torch adds the bias to rows where it can flatten the input, else to the output as it lies in memory
-            bias_rows = dy_rows if x.is_contiguous() or x.ndim == 2 else dy
             if weight.requires_grad:
                 store.pay(weight, dy_rows.t().mm(x.reshape(-1, x.shape[-1])))
-            if bias is not None and bias.requires_grad:
-                store.pay(bias, bias_rows.sum(tuple(range(bias_rows.ndim - 1))))
+            if bias is not None and bias.requires_grad and not made:
+                store.pay(bias, of_bias(dy_rows))
 
+        made = ctx.made_bias
         store.owe(debt)
-        return None, dx, None, None, None
+        db = of_bias(dy.reshape(-1, dy.shape[-1])) if made and ctx.needs_input_grad[3] else None
+        return None, dx, None, db, None, None
 
 
 class _Convolution(torch.autograd.Function):
@@ -167,13 +174,13 @@ class _Convolution(torch.autograd.Function):
         bias: Tensor | None,
         dtype: torch.dtype | None,
         settings: tuple[list[int], list[int], list[int], bool, list[int], int],
+        made_bias: bool,
     ) -> Tensor:
-        ctx.store, ctx.parameters, ctx.settings = store, (weight, bias), settings
+        ctx.store, ctx.parameters, ctx.settings, ctx.made_bias = store, (weight, bias), settings, made_bias
         used = _cast(weight, dtype)
         ctx.save_for_backward(x, used)
         bias = None if bias is None else _cast(bias, dtype)
-        y: Tensor = torch.ops.aten.convolution.default(x, used, bias, *settings)
-        return y
+        return torch.ops.aten.convolution.default(x, used, bias, *settings)  # type: ignore[no-any-return]
 
     @staticmethod
     @once_differentiable
@@ -183,22 +190,22 @@ class _Convolution(torch.autograd.Function):
         sizes = None if bias is None else list(bias.shape)
         settings, shaped = ctx.settings, store.like(used)
 
-        def half(of: Tensor, mask: list[bool]) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-            grads: tuple[Tensor | None, Tensor | None, Tensor | None]
-            grads = torch.ops.aten.convolution_backward.default(dy, x, of, sizes, *settings, mask)
-            return grads
+        def half(of: Tensor, mask: list[bool]) -> list[Tensor | None]:
+            return list(torch.ops.aten.convolution_backward.default(dy, x, of, sizes, *settings, mask))
 
         def debt() -> None:
-            trained = bias is not None and bias.requires_grad
+            trained = bias is not None and bias.requires_grad and not made
             _, weight_grad, bias_grad = half(shaped, [False, weight.requires_grad, trained])
             if weight.requires_grad:
                 store.pay(weight, weight_grad)
             if trained:
                 store.pay(bias, bias_grad)
 
+        made = ctx.made_bias
         store.owe(debt)
-        dx = half(used, [True, False, False])[0] if ctx.needs_input_grad[1] else None
-        return None, dx, None, None, None, None
+        passed = [ctx.needs_input_grad[1], False, made and ctx.needs_input_grad[3]]
+        dx, _, db = half(used, passed) if any(passed) else [None] * 3
+        return None, dx, None, db, None, None, None
 
 
 class _Embedding(torch.autograd.Function):
@@ -209,8 +216,7 @@ class _Embedding(torch.autograd.Function):
         ctx.store, ctx.parameters = store, (weight, None)
         ctx.padding_index, ctx.scale_by_frequency = padding, by_frequency
         ctx.save_for_backward(indices)
-        y: Tensor = torch.ops.aten.embedding.default(weight, indices, padding, by_frequency)
-        return y
+        return torch.ops.aten.embedding.default(weight, indices, padding, by_frequency)  # type: ignore[no-any-return]
 
     @staticmethod
     @once_differentiable
@@ -242,14 +248,17 @@ def _cast(x: Tensor, dtype: torch.dtype | None) -> Tensor:
     return x if dtype is None or x.dtype is torch.float64 else x.to(dtype)
 
 
-def linear(store: WeightStore, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(
+    store: WeightStore, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, made_bias: bool = False
+) -> Tensor:
     """Computes a linear layer whose weight gradient is owed.
 
-    Args: `store` takes the debt; the others are those of torch's `linear`.
+    Args: `store` takes the debt; `made_bias` says that the bias is no parameter, so that its gradient goes on at once;
+        the others are those of torch's `linear`.
     """
     x, dtype = _autocast(x)
     with torch.autocast(x.device.type, enabled=False):
-        y: Tensor = _Linear.apply(store, x, weight, bias, dtype)  # type: ignore[no-untyped-call]
+        y: Tensor = _Linear.apply(store, x, weight, bias, dtype, made_bias)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -264,18 +273,20 @@ def convolution(
     transposed: bool,
     output_padding: Sequence[int],
     groups: int,
+    *,
+    made_bias: bool = False,
 ) -> Tensor:
     """Computes a convolution whose weight gradient is owed.
 
     Args: `store` takes the debt; the others are those of `aten.convolution`; `x` may be one sample without a
-        batch.
+        batch; `made_bias` is as for `linear`.
     """
     x, dtype = _autocast(x)
     settings = (list(stride), list(padding), list(dilation), transposed, list(output_padding), groups)
     alone = x.ndim == weight.ndim - 1  # a sample without the dim of the batch
     with torch.autocast(x.device.type, enabled=False):
         batch = x.unsqueeze(0) if alone else x
-        y: Tensor = _Convolution.apply(store, batch, weight, bias, dtype, settings)  # type: ignore[no-untyped-call]
+        y: Tensor = _Convolution.apply(store, batch, weight, bias, dtype, settings, made_bias)  # type: ignore[no-untyped-call]
     return y.squeeze(0) if alone else y
 
 
@@ -286,5 +297,4 @@ def embedding(
 
     Args: `store` takes the debt; the others are those of `aten.embedding`.
     """
-    y: Tensor = _Embedding.apply(store, weight, indices, padding, by_frequency)  # type: ignore[no-untyped-call]
-    return y
+    return _Embedding.apply(store, weight, indices, padding, by_frequency)  # type: ignore[no-any-return, no-untyped-call]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 import torch
@@ -157,7 +157,8 @@ def store_weights(module: StageModule, store: WeightStore) -> None:
         if call is None:
             continue
         with run.graph.inserting_before(node):
-            new = run.graph.call_function(call.function, (_attribute(run, "weight_store"), *call.args))
+            given = (_attribute(run, "weight_store"), *call.args)
+            new = run.graph.call_function(call.function, given, dict(call.named))
         node.replace_all_uses_with(new)
         run.graph.erase_node(node)
     run.recompile()
@@ -186,23 +187,27 @@ class _Call:
     args: tuple[Argument, ...]  # behind the store
     weights: tuple[Argument, ...]  # whose gradients are owed, or None
     others: tuple[Argument, ...]  # whose gradients are not
+    named: Mapping[str, bool] = field(default_factory=dict)  # further arguments
 
 
 def _owing(node: fx.Node, held: Mapping[fx.Node, nn.Parameter]) -> _Call | None:
     """Returns the call that takes a node's place, or None where the node must stay.
 
-    Debts are added to the `.grad` of parameters. So a weight or bias that was made of others, here or in an
-    earlier stage, cannot be owed. Then the other one of the two cannot either: both come with the input's
-    gradient. The store's formulas are for real numbers and for weights that are no vectors.
+    Debts are added to the `.grad` of parameters. So a weight that was made of others, here or in an earlier stage,
+    cannot be owed, and the gradient of a bias that was made goes on with that of the input. The store's formulas are
+    for real numbers and for weights that are no vectors.
     """
     call = _stored(node)
-    if call is None:
+    if call is None or not isinstance(call.weights[0], fx.Node):
         return None
-    found = [held.get(weight) for weight in call.weights if isinstance(weight, fx.Node)]
-    parameters = [parameter for parameter in found if parameter is not None]
-    owns = len(parameters) == len(found) and any(parameter.requires_grad for parameter in parameters)
+    weight, *biases = [x for x in call.weights if isinstance(x, fx.Node)]
+    parameters = [held[x] for x in (weight, *biases) if x in held]
+    owns = weight in held and any(parameter.requires_grad for parameter in parameters)
     plain = owns and parameters[0].ndim > 1 and not parameters[0].is_complex()
-    return call if plain else None
+    made = any(x not in held for x in biases)
+    if not plain:
+        return None
+    return replace(call, others=(*call.others, *biases), named={"made_bias": True}) if made else call
 
 
 def _stored(node: fx.Node) -> _Call | None:

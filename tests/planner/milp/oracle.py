@@ -172,7 +172,7 @@ def _shapes(
             for schedule in _schedules(family, workers, batch // micro // data, len(profile.graph.layers)):
                 yield micro, data, family, schedule, Shared()
                 yield micro, data, family, schedule, Shared("state", data * ranks * len(schedule.place))
-                free = bool(profile.optimizer.by_element) and ranks == 1 and update == "barrier"
+                free = bool(profile.optimizer.by_element) and ranks == 1
                 for what, share in product(("gradients", "parameters"), range(2, data + 1) if free else ()):
                     if data % share == 0:
                         yield micro, data, family, schedule, Shared(what, share)

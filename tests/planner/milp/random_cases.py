@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from math import prod
 
 from planner.cluster import Cluster
+from planner.errors import BadInput, Infeasible
 from planner.kept import KeptEntries
 from planner.milp import Question, limits, solve_or_none
 from planner.plan import Plan
@@ -276,11 +277,17 @@ def in_own_order(given: Case, plan: Plan | None) -> list[str]:
 
 def answer(given: Case) -> Plan | None:
     """The solver's."""
-    fix, named = {"update": given.update}, given.families or None
-    asked = Question(
-        profile=given.profile, cluster=given.cluster, batch=given.batch, schedules=named, fix=fix
-    ).instance()
-    return solve_or_none(asked)
+    return solve_or_none(asked(given).instance())
+
+
+def asked(given: Case) -> Question:
+    return Question(
+        profile=given.profile,
+        cluster=given.cluster,
+        batch=given.batch,
+        schedules=given.families or None,
+        fix={"update": given.update},
+    )
 
 
 def exhausted(given: Case) -> tuple[oracle.Best | None, bool]:
@@ -291,11 +298,11 @@ def exhausted(given: Case) -> tuple[oracle.Best | None, bool]:
 
 
 def _best(profiles: Sequence[Profile], given: Case) -> oracle.Best | None:
-    asked = [(given.families, None)] if given.families else [(FROZEN, None), (("overlap",), 1)]
+    spaces = [(given.families, None)] if given.families else [(FROZEN, None), (("overlap",), 1)]
     found = [
         oracle.best(costs, given.cluster, given.batch, names, update=given.update, deepest=deepest)
         for costs in profiles
-        for names, deepest in asked
+        for names, deepest in spaces
     ]
     return min((best for best in found if best is not None), key=lambda best: best.ns, default=None)
 
@@ -316,6 +323,31 @@ def differences(given: Case, plan: Plan | None) -> list[str]:
     if proof is None or not proof.objective_ns == proof.bound_ns == ns:
         found.append(f"the certificate says {proof and (proof.objective_ns, proof.bound_ns)} of {ns} ns")
     return found + [str(each) for each in violations(plan, profile=given.profile, cluster=given.cluster)]
+
+
+def trivial(given: Case) -> Iterator[tuple[str, int]]:
+    """Every plan of replicas alone and its time: DDP, sharded state, and FSDP and HSDP by gradients or parameters."""
+    for data in range(2, sum(group.count for group in given.cluster.nodes) + 1):
+        copies = [r for r in range(2, data) if data % r == 0]
+        several = [f"{what}:{r}" for what in ("gradients", "parameters") for r in copies]
+        for shard in (False, True, "gradients", "parameters", *several):
+            fix = {"update": given.update, "data": data, "pipeline": 1, "shard": shard}
+            with suppress(
+                BadInput, Infeasible
+            ):  # what does not divide the batch, families that need a pipeline
+                plan = solve_or_none(replace(asked(given), fix=fix).instance())
+                if plan is not None:
+                    yield f"data {data}, shard {shard}", plan.prediction.step_ns
+
+
+def beaten(given: Case, plan: Plan | None) -> list[str]:
+    """The plans of replicas alone that are faster than the solver's."""
+    ns = plan.prediction.step_ns if plan is not None else None
+    return [
+        f"the solver finds {ns} ns, {name} takes {taken} ns"
+        for name, taken in trivial(given)
+        if ns is None or taken < ns
+    ]
 
 
 def _ns(plan: Plan | None) -> int | None:

@@ -10,6 +10,7 @@ from planner.cluster import Cluster
 from planner.errors import BadInput, Infeasible
 from planner.kept import KeptEntries
 from planner.milp import Question, solve
+from planner.model import Buffer
 from planner.plan import Plan, StageShard, dump
 from planner.profile import Profile
 from planner.verify import violations
@@ -110,6 +111,18 @@ def _partly(known: Profile, memory: int, fix: dict[str, object]) -> bool:
 def test_a_sharing_that_is_none_is_one_message(value: str) -> None:
     with pytest.raises(BadInput, match="shard is"):
         planned(2**30, {"shard": value})
+
+
+def test_where_replicas_update_buffers_from_whole_parameters_these_are_not_let_go() -> None:
+    state, first = 8 * 8 * MIB, COSTS.graph.layers[0].name
+    vector = Buffer(
+        name="u", users=(first,), shape=(4,), dtype="float32", bytes=16, mutated=True, update="own"
+    )
+    known = replace(COSTS, graph=replace(COSTS.graph, buffers=(vector,)))
+    with pytest.raises(BadInput, match="each replica updates 'u' from whole parameters"):
+        planned(2**30, DATA | {"shard": "parameters"}, known)
+    with pytest.raises(Infeasible):
+        planned(int(1.6 * state), DATA, known)
 
 
 @pytest.mark.parametrize("family", ["zb-h1", "interleaved", "chimera"])

@@ -12,6 +12,7 @@ from tests.draws import found, numbers
 from tests.planner.milp.random_cases import (
     Case,
     answer,
+    beaten,
     branched,
     case,
     crowded,
@@ -74,6 +75,12 @@ def test_no_sharing_of_gradients_or_parameters_is_faster_than_the_plan(seed: int
 def sharing(seed: int) -> tuple[Case, Plan | None]:
     given = shared(seed)
     return given, answer(given)
+
+
+@pytest.mark.parametrize("seed", numbers(SHARED))
+def test_no_plan_of_replicas_alone_is_faster_whatever_they_share(seed: int) -> None:
+    """DDP, ZeRO, FSDP and HSDP are in the space that is searched, under rolling updates too."""
+    assert beaten(*sharing(seed)) == []
 
 
 def test_replicas_share_by_element_in_some_of_these_cases_and_in_others_not() -> None:

@@ -47,6 +47,21 @@ def cases(a: int, b: int, c: int) -> dict[str, Case]:
             ATEN.conv2d.default, ("x", "w", "b"), {"x": (a, b, 5, 5)}, {"w": (c, b, 3, 3), "b": (c,)}
         ),
         "conv1d": Case(ATEN.conv1d.default, ("x", "w"), {"x": (a, b, 5)}, {"w": (c, b, 3)}),
+        "conv transpose": Case(
+            ATEN.conv_transpose2d.input, ("x", "w", "b"), {"x": (a, b, 3, 3)}, {"w": (b, c, 2, 2), "b": (c,)}
+        ),
+        "instance norm": Case(
+            ATEN.instance_norm.default,
+            ("x", "w", "b", None, None, True, 0.1, 1e-5, False),
+            {"x": (a, b, 3, 3)},
+            {"w": (b,), "b": (b,)},
+        ),
+        "group norm": Case(
+            ATEN.group_norm.default, ("x", b, "w", "b"), {"x": (a, 2 * b, 3)}, {"w": (2 * b,), "b": (2 * b,)}
+        ),
+        "max pool": Case(ATEN.max_pool2d.default, ("x", [2, 2]), {"x": (a, b, 4, 4)}),
+        "mean pool": Case(ATEN.avg_pool3d.default, ("x", [2, 2, 2]), {"x": (a, b, 4, 4, 4)}),
+        "resize": Case(ATEN.upsample_nearest2d.vec, ("x", None, [2.0, 2.0]), {"x": (a, b, 3, 3)}),
         "attention": Case(
             ATEN.scaled_dot_product_attention.default,
             ("q", "k", "v"),

@@ -42,6 +42,11 @@ def test_the_table_has_every_family_of_weight_and_every_move() -> None:
 
 def test_what_holds_without_a_rule_is_known() -> None:
     assert missing() == [
+        "max pool: x by 2 gives 2",
+        "max pool: x by 3 gives 3",
+        "mean pool: x by 2 gives 2",
+        "mean pool: x by 3 gives 3",
+        "mean pool: x by 4 gives 4",
         "attention: v by 3 gives 3",
         "attention in groups: v by 3 gives 3",
         "no rule: flip: x by 0 gives 0",

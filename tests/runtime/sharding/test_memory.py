@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import Future
+
 import pytest
 
 from planner.milp import Question, solve
+from runtime.sharding.wires import Wires
 from tests.runtime.test_memory_model import machines, profile, ratios
 
 
@@ -44,3 +48,29 @@ def test_a_resnet_holds_what_was_predicted_within_four_percent(sharing: str) -> 
     plan = solve(Question(profile=costs, cluster=machines(2), batch=4, fix=fix))
     found = ratios(plan)
     assert 0.96 <= max(found) <= 1.01, found
+
+
+class Queued(Future[None]):
+    """Work behind other work on a wire so slow that nothing is done before somebody waits."""
+
+    def __init__(self, waiting: list[Queued], run: Callable[[], object]) -> None:
+        super().__init__()
+        self._waiting, self._run = waiting, run
+        waiting.append(self)
+
+    def result(self, timeout: float | None = None) -> None:
+        while not self.done():
+            first = self._waiting.pop(0)
+            first._run()
+            del first._run  # with its buffers, as a wire does
+            first.set_result(None)
+
+
+def test_a_unit_takes_its_memory_when_its_turn_on_the_wire_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked for while gradients of the last unit are on the wire: both at a time would be a unit too many."""
+    waiting: list[Queued] = []
+    monkeypatch.setattr(Wires, "launch", lambda wires, group, run: Queued(waiting, run))
+    costs = profile("gpt2", (("size", "tiny"),), 2)
+    fix = {"data": 2, "pipeline": 1, "schedule": "1f1b", "recompute": False, "shard": "parameters"}
+    (found,) = ratios(solve(Question(profile=costs, cluster=machines(2), batch=8, fix=fix)))
+    assert 0.96 <= found <= 1.01 and not waiting

@@ -13,6 +13,7 @@ import torch
 from planner.errors import BadInput, BadPlan
 from planner.model import ModelGraph
 from planner.plan import Plan, shard_of, shard_ranks, units_of_parameters
+from planner.plan.sharding import refused_shards
 from runtime.checkpoint import Checkpoint, complete
 from runtime.train import Model, job_of, prepare
 from tests.pool import Pool
@@ -103,7 +104,8 @@ def test_halves_and_recomputation_send_what_the_closed_forms_say(
 
 
 def states(folder: Path) -> dict[str, torch.Tensor]:
-    found = Checkpoint.open(complete(folder / "checkpoints")[-1])
+    """All tensors of a checkpoint, with the state of optimizers."""
+    found = Checkpoint.open(folder)
     names = {key.removeprefix("model/") for key in (*found.files, *found.pieces) if key.startswith("model/")}
     made = dict(found.parameters(names))
     for name, row in found.state(names).items():
@@ -120,7 +122,7 @@ def test_a_checkpoint_goes_on_under_any_other_plan_to_the_bit(
     def trained(plan: Plan, folder: Path, steps: int) -> dict[str, torch.Tensor]:
         prepare(Model(plan, *captured_of(MLP, LAYERS, 2)), folder, job_of(plan, steps, {}))
         pool.run("tests.runtime.sharding.wire:saved", len(plan.places), folder=str(folder), steps=steps)
-        return states(folder)
+        return states(complete(folder / "checkpoints")[-1])
 
     first = mlp(micros=1, data=4, sharing=sharing, ranks=ranks)
     whole = trained(mlp(micros=1, data=4), tmp_path / "whole", 2)
@@ -143,7 +145,7 @@ def test_a_checkpoint_goes_on_under_any_other_plan_to_the_bit(
         copytree(source, again / "checkpoints" / source.name)
         step = int(source.name.rpartition("-")[2]) + 1
         pool.run("tests.runtime.sharding.wire:copied", len(other.places), folder=str(again), step=step)
-        copied, before = states(again), again
+        copied, before = states(complete(again / "checkpoints")[-1]), again
         assert copied.keys() == shared.keys()
         assert all(torch.equal(copied[key], shared[key]) for key in shared), name
 
@@ -183,6 +185,19 @@ def test_what_cannot_be_shared_is_one_message_of_verify_and_of_the_run(name: str
     assert len(found) == len(plan.stages) and all(message in each.message for each in found), found
     with pytest.raises(BadPlan, match=message):
         prepare(Model(plan, workload, captured), tmp_path / "run", job_of(plan, 1, {}))
+
+
+def test_a_spectral_norm_is_refused_where_parameters_are_let_go(tmp_path: Path) -> None:
+    """Each replica makes the updates of all micro-batches, before the parameters are gathered: it would find NaN."""
+    file, arguments = HERE + "states.py", {"kind": "parametrised"}
+    workload, captured = captured_of(file, arguments, 2)
+    shape: dict[str, object] = {"family": "1f1b", "workers": 1, "micros": 1, "data": 2}
+    kinds = {what: plan_of(file, arguments, sharing=what, **shape) for what in ("gradients", "parameters")}
+    assert list(refused_shards(kinds["gradients"], captured.graph)) == []
+    found = [each.message for each in refused_shards(kinds["parameters"], captured.graph)]
+    assert found and all("from whole ones" in each for each in found)
+    with pytest.raises(BadPlan, match="what: gradients, or what: state"):
+        prepare(Model(kinds["parameters"], workload, captured), tmp_path, job_of(kinds["parameters"], 1, {}))
 
 
 @pytest.mark.parametrize("kind", ["adafactor", "lamb", "muon"])

@@ -117,13 +117,14 @@ def sent(rank: int, ranks: int, rendezvous: Path, *, folder: str) -> int:
     return counter.bytes
 
 
-def saved(rank: int, ranks: int, rendezvous: Path, *, folder: str, steps: int) -> None:
-    """Trains some steps and writes a checkpoint."""
+def saved(rank: int, ranks: int, rendezvous: Path, *, folder: str, steps: int, every: bool = False) -> None:
+    """Trains some steps and writes a checkpoint, or one after each of them."""
     training = _training(folder, rank, ranks, rendezvous)
     data = training.batches()
-    for _ in range(steps):
+    for left in reversed(range(steps)):
         training.step(next(data))
-    training.save()
+        if every or not left:
+            training.save()
     training.finish()
     training.world.barrier()
     training.world.close()

@@ -124,6 +124,24 @@ def test_a_gradient_owed_to_what_is_no_parameter_is_an_error_of_ours() -> None:
             weight_store.pay(store.collect())
 
 
+def test_the_gradient_of_a_bias_that_was_made_goes_on_at_once() -> None:
+    torch.manual_seed(0)
+    store = WeightStore()
+    both(
+        lambda x, w, b: F.linear(x, w, b * 2),
+        stored(store, lambda x, w, b: weight_store.linear(store, x, w, b * 2, made_bias=True)),
+        [torch.randn(3, 8), torch.randn(5, 8), torch.randn(5)],
+    )
+    settings = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    both(
+        lambda x, w, b: F.conv2d(x, w, b * 2, padding=1),
+        stored(
+            store, lambda x, w, b: weight_store.convolution(store, x, w, b * 2, *settings, made_bias=True)
+        ),
+        [torch.randn(4, 4, 5, 5), torch.randn(4, 4, 3, 3), torch.randn(4)],
+    )
+
+
 def test_embedding_with_a_padding_index() -> None:
     torch.manual_seed(0)
     store = WeightStore()

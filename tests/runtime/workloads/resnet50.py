@@ -7,20 +7,25 @@ precision too; here it stays one.
 from collections.abc import Iterable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from models import resnet50
-from models.resnet50 import batch, loss
+from models.resnet50 import loss
 
 __all__ = ["batch", "build", "loss", "optimizer"]
 
 
-def build() -> nn.Module:
-    model = resnet50.build()
+def build(width: int = 64, double: bool = False) -> nn.Module:
+    model = resnet50.build(width)
     for module in model.modules():
         if isinstance(module, resnet50.Bottleneck):
             nn.init.zeros_(module.bn3.weight)
-    return model
+    return model.double() if double else model
+
+
+def batch(n: int, side: int = 224, double: bool = False) -> tuple[Tensor, Tensor]:
+    images, targets = resnet50.batch(n, side)
+    return images.double() if double else images, targets
 
 
 def optimizer(

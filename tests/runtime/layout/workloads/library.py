@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from tests.planner.library_models import Case
 from tests.runtime.layout.cut_models import MODELS, without_dropout
 
-_made: dict[str, Case] = {}  # for batches and losses alone
+Batch = Callable[[int], tuple[object, object]]
+Loss = Callable[..., object]
+_made: dict[str, tuple[Batch, Loss]] = {}  # without the model, whose parameters would be a loss's own
 
 
-def _case(model: str) -> Case:
+def _case(model: str) -> tuple[Batch, Loss]:
     if model not in _made:
-        _made[model] = MODELS[model][0]()
+        _, *others = MODELS[model][0]()
+        _made[model] = others[0], others[1]
     return _made[model]
 
 
@@ -22,7 +26,7 @@ def build(model: str = "BERT") -> nn.Module:
 
 
 def batch(n: int, model: str = "BERT") -> tuple[object, object]:
-    made = tree_map(_wide, _case(model)[1](n))
+    made = tree_map(_wide, _case(model)[0](n))
     return made[0], made[1]
 
 
@@ -31,6 +35,6 @@ def _wide(x: object) -> object:
 
 
 def loss(outputs: object, targets: object, model: str = "BERT") -> Tensor:
-    found = _case(model)[2](outputs, targets)
+    found = _case(model)[1](outputs, targets)
     assert isinstance(found, Tensor)
     return found
