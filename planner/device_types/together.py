@@ -72,7 +72,8 @@ def _command(first: Profile, device: str) -> str:
     words += [f"--set {name}={value}" for name, value in first.arguments.items()]
     micros = sorted({key.micro for key in first.settings})
     how = "cuda" if first.source == "measured" else f"roofline:{device}"
-    words += [f"--device {how}", f"--micro {','.join(map(str, micros))}", f"-o {device}.yaml"]
+    words += [f"--device {how}", f"--micro {','.join(map(str, micros))}"]
+    words += [f"--precision {first.settings[0].precision}", f"-o {device}.yaml"]
     return " ".join(words)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -179,6 +180,7 @@ def main(name: str) -> int:
     Returns: the exit status.
     """
     folder = IslandsFolder(Path(name).resolve())
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # and what it holds is let go
     try:
         os.chdir(folder.read().directory)
         found = work_on(folder, lambda line: print(line, flush=True))

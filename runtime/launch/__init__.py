@@ -21,6 +21,7 @@ from runtime.launch.handle import (
     launch_inline,
     launch_local,
     launch_slurm,
+    rescale,
 )
 from runtime.launch.logs import followed, lines_of
 from runtime.launch.status import Runs, Status, cancel, of, runs, status_text
@@ -52,6 +53,7 @@ __all__ = [
     "observation",
     "of",
     "record",
+    "rescale",
     "runs",
     "status_text",
 ]

@@ -15,11 +15,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from planner import plan as plans
+from planner import verify
 from planner.errors import BadInput
 from planner.plan import Plan
 from planner.shown import CellBar, Shown
 from planner.simulate import RunRecord
-from runtime import local, slurm
+from runtime import local, runfolder, slurm
 from runtime.backend import Backend
 from runtime.launch import finished, logs, status
 from runtime.runfolder import Evaluated, Outcome, Paths, Result, evaluations_of, result_of, steps_of, unused
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from planner.workload import Workload
 
 Where = Literal["local", "slurm"]
+_OF_A_PLAN = ("steps", "deadline_s", "generation")  # of a job, which a new plan has anew
 HEADS = ("step", "loss", "seconds", "samples_per_second", "learning_rate", "gradient_norm")
 
 
@@ -220,6 +223,30 @@ def launch_slurm(
     job = job_of(plan, steps, dict(settings))
     paths, _ = slurm.prepared(plan, name, Path(folder), job, chosen, workload=workload, flexible=flexible)
     return Handle(paths, len(plan.places), slurm.queue(paths))
+
+
+def rescale(run: Handle, plan: Plan, *, options: slurm.Options | None = None) -> Handle:
+    """Goes on with a run of SLURM by another plan of the same training, such as one for more or fewer nodes.
+
+    The job stops at the border of a step, and a new one goes on from its checkpoint. Every sample is trained once.
+    Args: `plan` has the model and the global batch of the run; `options` are those of the site file by default.
+    Returns: the run under its new plan; one that has ended meanwhile as it is.
+    Raises: BadInput where the run has no job that waits or runs, or the plan is of another training.
+    """
+    before, job = plans.load(run.paths.plan), runfolder.read(run.paths)
+    for what, own, other in (
+        ("model", plan.model.fingerprint, before.model.fingerprint),
+        ("global batch", plan.batch.samples, before.batch.samples),
+    ):
+        if own != other:
+            raise BadInput(f"the {what} is {own}, and {other} in the run", where=str(run.folder))
+    verify.check(plan)
+    slurm.stop(run.paths)
+    if run.state == "done":
+        return run
+    kept = {name: getattr(job, name) for name in vars(job) if name not in _OF_A_PLAN}
+    name = Path(plan.model.workload).stem or "training"
+    return launch_slurm(plan, run.folder, steps=job.steps, name=name, options=options, **kept)
 
 
 def launch_inline(

@@ -14,7 +14,7 @@ from runtime.slurm.measure_jobs import run
 from runtime.slurm.options import NAMED, Options, load, over, pairs, site_file
 from runtime.slurm.script import array_text, text
 from runtime.slurm.state import Queued, of
-from runtime.slurm.submit import cancel, prepared, queue_script, request
+from runtime.slurm.submit import cancel, prepared, queue_script, request, stop
 from runtime.slurm.task_layout import read
 
 __all__ = [
@@ -42,6 +42,7 @@ __all__ = [
     "request",
     "run",
     "site_file",
+    "stop",
     "test_only",
     "text",
 ]

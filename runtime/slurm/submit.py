@@ -27,6 +27,7 @@ from runtime.slurm.elastic import Elastic
 from runtime.slurm.options import Options
 from runtime.slurm.state import Queued
 
+LOOK_S = 0.2  # at a job that was told to stop
 STATES = 3  # parameters, and two tensors of optimizer state beside each
 LOCAL_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm", "/run")
 
@@ -171,6 +172,24 @@ def cancel(paths: Paths) -> None:
             )
         paths.cancelled.touch()
         commands.ask("scancel", str(queued.job))
+
+
+def stop(paths: Paths) -> None:
+    """Stops the job of a run after the step that it is in, with a checkpoint, and waits until SLURM is done with it.
+
+    Args: `paths` is the run folder; SLURM does not queue the job again.
+    Raises: BadInput where no job of the run waits or runs.
+    """
+    queued = Queued.read(paths)
+    if queued is None or queued.inside or state.of(queued.job).state not in ("queued", "running"):
+        raise BadInput("has no job that waits or runs", where=str(paths.root))
+    if state.of(queued.job).state == "queued":
+        cancel(paths)
+    else:
+        paths.cancelled.touch()
+        commands.ask("scancel", "--signal=USR1", "--batch", str(queued.job))
+    while state.of(queued.job).state in ("queued", "running"):
+        time.sleep(LOOK_S)
 
 
 def prepared(

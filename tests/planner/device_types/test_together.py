@@ -127,7 +127,9 @@ def test_what_does_not_go_together_is_refused_with_the_command_that_is_missing()
     with pytest.raises(BadInput) as caught:
         together([a, b], ["a", "b", "P100-16GB"])
     assert "no profile of P100-16GB" in str(caught.value)
-    assert "shardwright profile hand.py --device cuda --micro 1 -o P100-16GB.yaml" in str(caught.value)
+    assert "shardwright profile hand.py --device cuda --micro 1 --precision fp32 -o P100-16GB.yaml" in str(
+        caught.value
+    )
     with pytest.raises(BadInput, match="given twice"):
         together([a, a], ["a"])
     longer = timed(profile(chain(LAYERS + 1, 0), micros=(1,)), "b", 0)
