@@ -43,7 +43,7 @@ CUT = "version: 1\ngroup: [2]\ncut:\n- {layers: '0', x: out}\n- {layers: '2', x:
 CONV = """import torch
 from torch import nn
 
-def build():
+def build(label: str = "a", scale: float = 1.0, bias: bool = True):
     return nn.Conv3d(1, 1, 3, padding=1)
 
 def batch(n):

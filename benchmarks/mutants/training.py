@@ -222,8 +222,8 @@ def some_settings(given: Seeds, folder: Path, chance: random.Random) -> list[str
     out = ["--device=roofline:H100-80GB", "--micro=2", f"--output={folder / 'out'}", "--force"]
     if chance.random() < 0.5:
         path = folder / "settings.yaml"
-        path.write_text(as_text(changed({"layers": 2, "width": 8, "classes": 3}, chance), chance))
-        return ["profile", "mlp", f"--config={path}", *out]
+        path.write_text(as_text(changed({"label": "b", "scale": 0.5, "bias": False}, chance), chance))
+        return ["profile", str(trained().folder / "conv.py"), f"--config={path}", *out]
     path = folder / f"work{chance.randrange(10**9)}.py"
     path.write_text(changed_text(CONV, chance), errors="surrogatepass")
     return ["profile", str(path), *out]
