@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from planner.errors import BadInput
 from planner.profile import CostKey, LayerCost, OptimizerCost, Profile, Seconds
@@ -112,8 +113,8 @@ def _of(own: Profile, common: Collection[CostKey]) -> Profile:
 
 def _row(rows: Sequence[LayerCost]) -> LayerCost:
     first = rows[0]
-    times = {name: _fastest([getattr(row, name) for row in rows]) for name in _TIMES}
-    sizes = {name: max(getattr(row, name) for row in rows) for name in _BYTES}
+    own: dict[str, Any] = {name: _fastest([getattr(row, name) for row in rows]) for name in _TIMES}
+    own |= {name: max(getattr(row, name) for row in rows) for name in _BYTES}
     outputs = tuple(map(max, zip(*(row.output_bytes for row in rows), strict=False)))
     return replace(
         first,
@@ -122,8 +123,7 @@ def _row(rows: Sequence[LayerCost]) -> LayerCost:
         output_bytes=outputs if all(row.output_bytes for row in rows) else (),
         aliases=tuple(pair for pair in first.aliases if all(pair in row.aliases for row in rows)),
         walks=any(row.walks for row in rows),
-        **times,
-        **sizes,
+        **own,
     )
 
 
