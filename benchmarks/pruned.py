@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.digits import judged, source
 from benchmarks.harness import Cell, Result, Table, above, main
 from benchmarks.memory import most_resident
+from benchmarks.zoo.digits import judged, source
 from planner import measure
 from planner import plan as plans
 from planner import workload as workloads
@@ -48,7 +48,7 @@ AIM_PEAK, AIM_STEP, AIM_POINTS = 0.45, 0.80, 1.0
 SHARES = (1.0, 0.2, 0.1)
 HALVED = (1.0, 0.1)  # of weights in bf16
 RANKS = 2
-DIGITS, DIGITS_STEPS, DIGITS_KEPT = "benchmarks/digits.py", 400, 0.2
+DIGITS, DIGITS_STEPS, DIGITS_KEPT = "benchmarks/zoo/digits.py", 400, 0.2
 PAPER_BYTES = 20  # a parameter, of mixed precision with fp32 masters
 LARGE = {"size": "2.7b", "seq": "2048"}
 

@@ -25,6 +25,8 @@ from planner.profile import yaml as profile_yaml
 from planner.schedule import FAMILIES
 from runtime.trackers import watch
 from tests.planner import plan_examples as examples
+from tests.planner.choose.test_one_price import NODE
+from tests.planner.choose.test_one_price import words as priced_words
 from tests.planner.milp.instances import cluster, with_bf16
 from tests.planner.rooflines import from_graph
 
@@ -88,7 +90,7 @@ ANSWERS = (
     ["report", PLAN, f"--against={OTHER}", "--trace=t.json", "-o=report.html", "--force"],
     ["init", "hf:gpt2", "-o=made.py", "--force"],
     ["export", OTHER, "--to=torchtitan", "-o=settings.py", "--force"],
-    ["layouts", "p.yaml", "--cluster=c.yaml", "--group=2"],
+    ["layouts", "words.yaml", f"--cluster={ROOT / NODE}", "--group=2", "--micro=2"],
     ["dedup", "pictures", "-o=kept.npy", "--force"],
     ["prune", "weights.safetensors", "--keep=0.5", "-o=kept.safetensors", "--force"],
     ["scavenge", "replay", "log.csv", "--jobs=jobs", "--at-once=1", "--look-ahead=60"],
@@ -142,6 +144,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     graph = examples.graph()
     costs = with_bf16(from_graph(graph, find("cpu"), workload="m.py", arguments={}, micros=(1, 2)))
     profile_yaml.save(costs, folder / "p.yaml")
+    profile_yaml.save(priced_words(), folder / "words.yaml")
     write_whole(folder / "c.yaml", clusters.dump(cluster(4)))
     (folder / "doc.txt").write_text("a: 1\n")
     (folder / "log.csv").write_text("0,a,1\n0,b,1\n100,c,1\n200,a,0\n300,b,0\n400,c,0\n")
