@@ -7,7 +7,6 @@ What travels are numbers and tensors, on a socket in a folder of the caller's ow
 from __future__ import annotations
 
 import atexit
-import itertools
 import json
 import multiprocessing
 import os
@@ -34,7 +33,6 @@ from runtime.data.stream import mix, reseed, seeded, spared
 
 TARGETS = ("labels", "label", "targets", "target")
 EXAMPLE_SAMPLES, MOST_SAMPLES = 4, 32
-MOST_BATCHES = 1000  # of a batch sampler, whose sizes are looked at
 DRAWING = (
     "__iter__",
     "_get_iterator",
@@ -183,11 +181,17 @@ class Loaded:
         return type(self._batches) not in (BatchSampler, type(None))
 
     def sizes(self) -> list[int]:
-        """Returns the sizes of the first batches, where the loader has a batch sampler of its own."""
+        """Returns the sizes of an epoch's batches, where the loader has a batch sampler of its own."""
         if not self._own_batches:
             return []
+        sampler = cast(Any, self._batches)
+        own = [getattr(each, "generator", None) for each in (sampler, getattr(sampler, "sampler", None))]
+        before = [(each, each.get_state()) for each in own if isinstance(each, torch.Generator)]
         with seeded(0):  # the notebook draws on as if nothing had been
-            return [len(part) for part in itertools.islice(cast(Any, self._batches), MOST_BATCHES)]
+            found = [len(part) for part in sampler]
+        for generator, state in before:
+            generator.set_state(state)
+        return found
 
     def order(self, seed: int, epoch: int) -> list[int]:
         """Returns the indices of an epoch by the loader's own sampler, drawn under (seed, epoch)."""

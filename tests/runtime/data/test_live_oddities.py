@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 from planner.capture import LiveLoop, capture
 from planner.capture.live import recipe_of
 from planner.errors import BadInput
-from runtime.data.live import _loader, live_workload
+from runtime.data.live import Loaded, _loader, live_workload
 from runtime.launch import launch_inline
 from tests.runtime.plans import plan_for
 
@@ -345,6 +345,21 @@ def test_a_loader_that_does_what_no_rank_would_do_is_refused(name: str, tmp_path
     with pytest.raises(BadInput, match=words):
         live_workload(base(), None, nn.functional.cross_entropy, make(), LOOP, tmp_path / "m.model")
     assert not (tmp_path / "m.model").exists()
+
+
+def test_sizes_of_batches_are_looked_at_to_the_end_and_the_samplers_numbers_stay() -> None:
+    generator = torch.Generator().manual_seed(3)
+    before = generator.get_state()
+    order = RandomSampler(range(2000), generator=generator)
+
+    class Buckets(BatchSampler):
+        def __iter__(self) -> Any:
+            yield from list(super().__iter__())[:-1]
+            yield from ([0, 1], [2])
+
+    loader = DataLoader(TensorDataset(torch.zeros(2000)), batch_sampler=Buckets(order, 1, False))
+    assert Loaded(loader).sizes() == 1999 * [1] + [2, 1]
+    assert torch.equal(generator.get_state(), before)
 
 
 def test_a_loader_of_another_name_and_what_no_worker_calls_are_taken() -> None:
