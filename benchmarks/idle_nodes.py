@@ -26,7 +26,7 @@ from planner.plan import Plan
 from runtime import checkpoint as checkpoints
 from runtime.launch import launch_inline
 from runtime.runfolder import Paths, losses_of, outcome_of
-from runtime.scavenge import Asked, Journal, Note
+from runtime.scavenge import Asked, IdleJournal, Note
 from tests.slurm import cluster as clusters
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import PACED, until
@@ -188,7 +188,7 @@ def disturbed(
 
 
 def _notes(root: Path, job: str) -> list[Note]:
-    journal = Journal(root)
+    journal = IdleJournal(root)
     journal.open(Asked(**json.loads(journal.asked_file.read_text())))
     return journal.of(job)
 

@@ -7,7 +7,7 @@ Start reading in `daemon.py`.
 """
 
 from runtime.scavenge.daemon import Scavenger, Tally
-from runtime.scavenge.journal import Asked, Journal, Note
+from runtime.scavenge.journal import Asked, IdleJournal, Note
 from runtime.scavenge.partition import check_gives_way, idle_nodes
 
-__all__ = ["Asked", "Journal", "Note", "Scavenger", "Tally", "check_gives_way", "idle_nodes"]
+__all__ = ["Asked", "IdleJournal", "Note", "Scavenger", "Tally", "check_gives_way", "idle_nodes"]

@@ -18,7 +18,7 @@ from planner.units import plural
 from runtime import launch, slurm
 from runtime.runfolder import Paths, outcome_of, recent
 from runtime.scavenge import partition
-from runtime.scavenge.journal import Asked, Journal, Note
+from runtime.scavenge.journal import Asked, IdleJournal, Note
 
 LOOK_S = 1.0  # at first steps, between two decisions
 GRANT_S = 30.0  # for which a job that was just queued counts as if it had its nodes
@@ -53,7 +53,7 @@ class Scavenger:
         Raises: BadInput for whatever can be known before the first job is queued.
         """
         partition.check_gives_way(asked.partition)
-        self.asked, self.journal, self._tell = asked, Journal(root), tell
+        self.asked, self.journal, self._tell = asked, IdleJournal(root), tell
         self.plans = scavenge.plans_in(Path(asked.jobs))
         self.jobs = {
             job.name: replace(
@@ -197,7 +197,9 @@ class Scavenger:
         begin = time.time()
         facts = {"nodes": nodes, "before": tally.held, "step": tally.step}
         self._write(tally.job, "asked", why=tally.reason, **facts)
-        self._tell(f"{tally.job}: {tally.held} -> {plural(nodes, 'node')}, after step {tally.step}")
+        left = tally.state == "waits" and not nodes
+        size = "leaves the queue" if left else f"{tally.held} -> {plural(nodes, 'node')}"
+        self._tell(f"{tally.job}: {size}, after step {tally.step}")
         try:
             self._move(tally, nodes)
         except ShardwrightError as error:

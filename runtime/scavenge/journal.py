@@ -44,7 +44,7 @@ class Note:
     took_s: float = 0.0  # from what was asked to the first step
 
 
-class Journal:
+class IdleJournal:
     """The folder of a scavenger: what was asked, its journal, and a run folder for every job."""
 
     def __init__(self, root: Path) -> None:

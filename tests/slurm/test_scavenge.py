@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
@@ -16,6 +17,7 @@ from runtime import checkpoint as checkpoints
 from runtime import launch, slurm
 from runtime.launch import handle_of
 from runtime.scavenge import Asked, Scavenger, Tally, check_gives_way, daemon, idle_nodes
+from shardwright import run as run_command
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import PACED, PATIENCE_S, until
 from tests.slurm.plans import plan_over
@@ -154,6 +156,23 @@ def test_two_processes_do_not_decide_in_one_folder(
     one, two = started(asked), started(asked)
     with one.alone(), pytest.raises(BadInput, match="another process decides here"), two.alone():
         pass
+
+
+def test_the_command_decides_once_and_says_where_every_job_stands(
+    cluster: Cluster, asked: Asked, warm: Warm, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = tmp_path / "site.yaml"
+    site.write_text(f"version: 1\npython: {warm.python}\npartition: spot\n")
+    words = ["scavenge", "run", f"--jobs={asked.jobs}", f"--state={tmp_path / 'idle'}", f"--site={site}"]
+    words += ["--steps=4", "--once", "--json"]
+    assert run_command(words) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["jobs"][0]["state"] == "rests"
+    assert "paced: 0 -> 4 nodes" in said.err
+    run = handle_of(tmp_path / "idle" / "paced")
+    run.wait(PATIENCE_S).check()
+    assert run_command(words) == 0
+    assert json.loads(capsys.readouterr().out)["jobs"][0]["state"] == "done"
 
 
 def test_a_partition_that_does_not_give_way_is_refused(cluster: Cluster) -> None:
