@@ -92,13 +92,6 @@ def deciding(folder: Path, warm: Warm, steps: int) -> Iterator[Decider]:
         found.kill()
 
 
-def comes(cluster: Cluster, draw: Random) -> str:
-    """Somebody's job comes, for some seconds, with some of the nodes."""
-    nodes, seconds = draw.randint(1, 4), draw.randint(2, 8)
-    wanted = ["-p", "main", f"-N{nodes}", "--exclusive", "--output=/dev/null", f"--wrap=sleep {seconds}"]
-    return cluster.run("sbatch", "--parsable", *wanted)
-
-
 def dies(cluster: Cluster, draw: Random) -> None:
     node = draw.randint(1, cluster.nodes)
     cluster.kill_node(node)
@@ -107,14 +100,28 @@ def dies(cluster: Cluster, draw: Random) -> None:
     cluster.await_nodes()
 
 
-def waited_s(cluster: Cluster, job: str) -> float | None:
-    """Returns the seconds from the submission of a job to its start; None where SLURM no longer knows it."""
-    said = cluster.run("scontrol", "show", "job", "-o", job)
-    times = [re.search(rf" {key}=(\S+)", said) for key in ("SubmitTime", "StartTime")]
-    if any(found is None or found[1] == "Unknown" for found in times):
-        return None
-    begin, start = (datetime.fromisoformat(found[1]) for found in times if found is not None)
-    return (start - begin).total_seconds()
+class Others:
+    """Jobs of somebody, and how long each has waited for its nodes; SLURM forgets them after some minutes."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster, self._jobs = cluster, list[str]()
+        self.waited_s: dict[str, float] = {}
+
+    def comes(self, draw: Random) -> None:
+        """Submits a job for some of the nodes, and some seconds."""
+        nodes, seconds = draw.randint(1, 4), draw.randint(2, 8)
+        wanted = ["-p", "main", f"-N{nodes}", "--exclusive", "--output=/dev/null", f"--wrap=sleep {seconds}"]
+        self._jobs.append(self._cluster.run("sbatch", "--parsable", *wanted))
+
+    def look(self) -> bool:
+        """Notes the jobs that have started, and returns whether all have."""
+        for job in [job for job in self._jobs if job not in self.waited_s]:
+            said = self._cluster.run("scontrol", "show", "job", "-o", job)
+            found = dict(re.findall(r" (SubmitTime|StartTime|JobState)=(\S+)", said))
+            if found["JobState"] != "PENDING":
+                begin, start = (datetime.fromisoformat(found[key]) for key in ("SubmitTime", "StartTime"))
+                self.waited_s[job] = (start - begin).total_seconds()
+        return len(self.waited_s) == len(self._jobs)
 
 
 def disturbed(
@@ -124,14 +131,15 @@ def disturbed(
     draw, paths = Random(0), [Paths(folder / "idle" / job) for job in JOBS]
     alone = launch_inline(plan(1, "0"), folder / "alone", steps=steps).check().losses
     write_plans(folder / "jobs")
-    counts, others = dict.fromkeys(("a job of somebody comes", "a node dies", "the process is killed"), 0), []
+    counts = dict.fromkeys(("a job of somebody comes", "a node dies", "the process is killed"), 0)
+    others = Others(cluster)
     with deciding(folder, warm, steps) as decider:
         until(lambda: all(losses_of(each) for each in paths), "first steps")
         for number in range(times):
             kind = list(counts)[draw.choice((0, 0, 1, 2)) if number > 2 else number]
             counts[kind] += 1
             if kind == "a job of somebody comes":
-                others.append(comes(cluster, draw))
+                others.comes(draw)
             elif kind == "a node dies":
                 dies(cluster, draw)
             else:
@@ -139,9 +147,11 @@ def disturbed(
                 time.sleep(draw.uniform(0, 2))
                 decider.start()
             time.sleep(draw.uniform(1, 7))
+            others.look()
+        until(others.look, "all jobs of others have started", 120)
         until(lambda: decider.process.poll() is not None, "all jobs are done", ENDS_S)
     states = [outcome_of(each) for each in paths]
-    waits = [found for job in others if (found := waited_s(cluster, job)) is not None]
+    waits = list(others.waited_s.values())
     notes = [each for job in JOBS for each in _notes(folder / "idle", job)]
     took = {
         up: [n.took_s for n in notes if n.what == "trained" and (n.nodes > n.before) == up]
