@@ -34,7 +34,8 @@ from tests.slurm.plans import plan_over
 from tests.slurm.warm import Warm
 
 JOBS = ("first", "second")
-STEPS, QUICK_STEPS = 700, 60
+NODES = 8
+STEPS, QUICK_STEPS = 1500, 100
 TIMES, QUICK_TIMES = 30, 4
 EVERY_S, GRACE_S, AIM_RESCALE_S = 2.0, 10.0, 15.0
 ENDS_S = 1500.0
@@ -109,7 +110,7 @@ class Others:
 
     def comes(self, draw: Random) -> None:
         """Submits a job for some of the nodes, and some seconds."""
-        nodes, seconds = draw.randint(1, 4), draw.randint(2, 8)
+        nodes, seconds = draw.randint(1, NODES), draw.randint(2, 8)
         wanted = ["-p", "main", f"-N{nodes}", "--exclusive", "--output=/dev/null", f"--wrap=sleep {seconds}"]
         self._jobs.append(self._cluster.run("sbatch", "--parsable", *wanted))
 
@@ -214,7 +215,7 @@ def run(quick: bool) -> Result:
             0.0,
         )
     else:
-        with test_cluster() as (cluster, warm, folder):
+        with test_cluster(nodes=NODES) as (cluster, warm, folder):
             sizes = (QUICK_STEPS, QUICK_TIMES) if quick else (STEPS, TIMES)
             tables, rescale_s = disturbed(folder, cluster, warm, *sizes)
     return Result(
