@@ -125,31 +125,44 @@ class Others:
         return len(self.waited_s) == len(self._jobs)
 
 
+def disturb(cluster: Cluster, times: int, others: Others, decider: Decider | None) -> dict[str, int]:
+    """Lets jobs come, nodes die and the process be killed, as the seed says, and returns how often each was.
+
+    Args: without `decider`, all else happens at the same times as with it, where nobody but others has jobs.
+    """
+    draw = Random(0)
+    counts = dict.fromkeys(("a job of somebody comes", "a node dies", "the process is killed"), 0)
+    for number in range(times):
+        kind = list(counts)[draw.choice((0, 0, 1, 2)) if number > 2 else number]
+        counts[kind] += 1
+        if kind == "a job of somebody comes":
+            others.comes(draw)
+        elif kind == "a node dies":
+            dies(cluster, draw)
+        else:
+            pause = draw.uniform(0, 2)
+            if decider is not None:
+                decider.kill()
+                time.sleep(pause)
+                decider.start()
+        time.sleep(draw.uniform(1, 7))
+        others.look()
+    until(others.look, "all jobs of others have started", 120)
+    return counts
+
+
 def disturbed(
     folder: Path, cluster: Cluster, warm: Warm, steps: int, times: int
 ) -> tuple[list[Table], float]:
-    """Disturbs two jobs again and again until they are done, and returns what came of it and the worst rescale."""
-    draw, paths = Random(0), [Paths(folder / "idle" / job) for job in JOBS]
+    """Disturbs two jobs again and again until they are done, and returns what came of it and the median rescale."""
+    paths = [Paths(folder / "idle" / job) for job in JOBS]
     alone = launch_inline(plan(1, "0"), folder / "alone", steps=steps).check().losses
     write_plans(folder / "jobs")
-    counts = dict.fromkeys(("a job of somebody comes", "a node dies", "the process is killed"), 0)
-    others = Others(cluster)
+    others, without = Others(cluster), Others(cluster)
+    disturb(cluster, times, without, None)
     with deciding(folder, warm, steps) as decider:
         until(lambda: all(losses_of(each) for each in paths), "first steps")
-        for number in range(times):
-            kind = list(counts)[draw.choice((0, 0, 1, 2)) if number > 2 else number]
-            counts[kind] += 1
-            if kind == "a job of somebody comes":
-                others.comes(draw)
-            elif kind == "a node dies":
-                dies(cluster, draw)
-            else:
-                decider.kill()
-                time.sleep(draw.uniform(0, 2))
-                decider.start()
-            time.sleep(draw.uniform(1, 7))
-            others.look()
-        until(others.look, "all jobs of others have started", 120)
+        counts = disturb(cluster, times, others, decider)
         until(lambda: decider.process.poll() is not None, "all jobs are done", ENDS_S)
     states = [outcome_of(each) for each in paths]
     waits = list(others.waited_s.values())
@@ -189,6 +202,7 @@ def disturbed(
             ("a job gets more nodes, or any: decided to first step", *_spread(took[True])),
             ("a job gets fewer nodes: decided to first step", *_spread(took[False])),
             ("a job of somebody waits for its nodes", *_spread(waits)),
+            ("the same jobs at the same times, without ours", *_spread(list(without.waited_s.values()))),
         ],
         notes=(
             f"SLURM gives a job of ours {GRACE_S:g} s to end when others need its nodes. First steps are seen once a second.",
