@@ -75,7 +75,7 @@ def inferred_convolution(local: Local) -> Tensor:
 def _by_onednn(x: Tensor, weight: Tensor) -> bool:
     """Returns whether oneDNN takes a convolution and is worth it; one over single voxels is a matrix product."""
     plain = x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32
-    onednn = torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled
+    onednn = bool(torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled)  # type: ignore[no-untyped-call]
     return plain and onednn and prod(weight.shape[2:]) > 1 and x.numel() > 0
 
 
