@@ -103,7 +103,7 @@ class KeptFlat(Flat):
                 if index is None:
                     flat[part.slice].copy_(values)
                 else:
-                    flat.index_copy_(0, index.long(), values.to(flat.dtype))
+                    flat.scatter_(0, index.long(), values.to(flat.dtype))
 
     def _parts(self, name: str) -> Iterator[tuple[_Part, Tensor | None]]:
         """Yields parts of a parameter's entries, with their indices where it is pruned."""
