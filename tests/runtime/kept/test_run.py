@@ -83,6 +83,27 @@ def test_a_run_that_was_ended_goes_on_with_the_same_bits(tmp_path: Path) -> None
     assert want.keys() == have.keys() and all(torch.equal(want[n], have[n]) for n in want)
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"family": "zb-h1", "workers": 2, "micros": 2},
+        {"family": "1f1b", "workers": 1, "micros": 1, "data": 2, "shard": True},
+    ],
+    ids=["split", "sharded"],
+)
+def test_a_pruned_run_goes_on_under_another_plan_with_the_same_bits(
+    other: dict[str, object], pool: Pool, tmp_path: Path
+) -> None:
+    plan = pruned_plan(HERE + "optimised.py", ARGUMENTS, tmp_path / "k", **ONE)
+    want = steps(opened(plan, tmp_path / "whole", kept=str(tmp_path / "k")), 4)
+    first = opened(plan, tmp_path / "parts", kept=str(tmp_path / "k"))
+    steps(first, 2)
+    saved(first)
+    changed = pruned_plan(HERE + "optimised.py", ARGUMENTS, tmp_path / "k", **other)
+    have = run(pool, changed, tmp_path / "parts", steps=2).after[-1]
+    assert all(torch.equal(have[name], tensor) for name, tensor in want.items())
+
+
 def test_a_pruned_run_begins_with_the_state_of_a_dense_one(tmp_path: Path) -> None:
     dense = plan_of(HERE + "optimised.py", ARGUMENTS, **ONE)
     before = opened(dense, tmp_path / "dense")
