@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -41,6 +41,7 @@ class Masks:
 
     indices: Mapping[str, Indices]  # by parameter: sorted, each once
     elements: Mapping[str, int]  # by parameter: of the whole tensor; empty where nobody said so
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # of masks of bool
 
     @property
     def counts(self) -> dict[str, int]:
@@ -75,6 +76,12 @@ class Masks:
                     f"the mask of '{name}' is for another model: {met}",
                     where=where,
                     allowed=f"the {total} elements of {row.shape}",
+                )
+            if self.shapes.get(name, row.shape) != row.shape:
+                raise BadInput(
+                    f"the mask of '{name}' has shape {self.shapes[name]}",
+                    where=where,
+                    allowed=f"that of the parameter, {row.shape}",
                 )
             if row.name in found:
                 raise BadInput(f"'{row.name}' has two masks, one under another name", where=where)
@@ -123,8 +130,9 @@ def load_masks(path: Path) -> Masks:
         ) from None
     if not found:
         raise BadInput("has no masks", where=str(path), allowed="a tensor under the name of each parameter")
-    elements = _told_elements(told, path) | {n: x.size for n, x in found.items() if x.dtype == np.bool_}
-    return Masks({name: _index(name, found[name], path) for name in sorted(found)}, elements)
+    shapes = {name: x.shape for name, x in found.items() if x.dtype == np.bool_}
+    elements = _told_elements(told, path) | {name: prod(shape) for name, shape in shapes.items()}
+    return Masks({name: _index(name, found[name], path) for name in sorted(found)}, elements, shapes)
 
 
 def _told_elements(told: Mapping[str, str], path: Path) -> dict[str, int]:

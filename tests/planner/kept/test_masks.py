@@ -109,6 +109,8 @@ def test_masks_of_bool_are_converted(tmp_path: Path) -> None:
         ({"a": np.zeros(0, np.int32)}, "keeps no entry"),
         ({"a": np.zeros((20, 10), np.bool_)}, "keeps no entry"),
         ({"a": np.zeros((20, 11), np.bool_) | True}, "for another model"),
+        ({"a": np.ones((10, 20), np.bool_)}, r"the mask of 'a' has shape \(10, 20\)"),
+        ({"a": np.ones(200, np.bool_)}, r"the mask of 'a' has shape \(200,\)"),
         ({"a": np.zeros(4, np.float32)}, "float32 of shape"),
         ({"nothing": np.array([0], np.int32)}, "no parameter of this model"),
         ({"frozen": np.array([0], np.int32)}, "not trained"),

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from planner import measure
+from planner.cluster import Cluster, Link, Links, NodeGroup
 from planner.errors import BadInput, BadPlan
-from planner.kept import Masks, dump, load_masks
+from planner.kept import KeptEntries, Masks, dump, load_masks
+from planner.milp import Question, solve
 from planner.plan import Plan
 from runtime import checkpoint as checkpoints
 from runtime.kept import KeptFlat
@@ -59,6 +63,31 @@ def test_the_tensors_kept_are_those_of_the_prediction(tmp_path: Path) -> None:
     counters = 4 * len(graph.trained)
     whole = weights + 4 * pruned + 4 * pruned + 4 * entries + 8 * entries + counters
     seen = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in training.rank.kept()}
+    assert sum(seen.values()) == pytest.approx(whole, rel=0.01)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.3, 0.1])
+def test_the_tensors_kept_are_those_that_the_plan_predicts(share: float, tmp_path: Path) -> None:
+    arguments = {**ARGUMENTS, "width": "256"}
+    workload, _ = captured_of(HERE + "optimised.py", arguments, 2)
+    costs = measure.profile(workload, device="roofline:cpu", micros=(2,))
+    costs = replace(costs, kept=KeptEntries.of_share(costs.graph, share))
+    group = NodeGroup(count=1, device="cpu", devices_per_node=1, memory_bytes=2**34)
+    machine = Cluster(
+        name="one", nodes=(group,), links=Links(node=Link(latency_s=1e-6, bandwidth_bytes_per_s=1e9))
+    )
+    plan = solve(
+        Question(profile=costs, cluster=machine, batch=4, fix={"pipeline": 1, "micro": 2, "schedule": "1f1b"})
+    )
+    kept = {}
+    if share < 1.0:
+        masks_for(plan, tmp_path / "k", keep=share)
+        kept = {"kept": str(tmp_path / "k")}
+    training = opened(plan, tmp_path / "run", **kept)
+    steps(training, 2)
+    (predicted,) = plan.prediction.memory
+    seen = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in training.rank.kept()}
+    whole = predicted.parameters + predicted.gradients + predicted.optimizer
     assert sum(seen.values()) == pytest.approx(whole, rel=0.01)
 
 
