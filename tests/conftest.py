@@ -63,6 +63,14 @@ def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
     os.unsetenv("COLUMNS")  # readline, which a debugger imports, sets it past os.environ, for all children
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _spare() -> Iterator[None]:
+    """What a module leaves behind stays until the end, so nobody who looks for garbage need walk through it."""
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def warm_python() -> WarmPython:
     """Programs that a test starts have torch imported from the first; `bin` holds them."""
