@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -72,6 +74,14 @@ def shared(workload: Workload, *, micro: int | Sequence[int] = (1, 2)) -> Captur
     return found
 
 
+def spare_garbage() -> None:
+    """Nobody who looks for garbage need walk again through what is there by now; captures leave a lot."""
+    if (run := sys.modules.get("planner.capture.fake_run")) is not None:
+        run._caches()  # those that are hidden now are known
+    gc.collect()
+    gc.freeze()
+
+
 CALLED = ("build", "batch", "loss", "metrics")  # of a workload, by a capture
 _read: dict[Path, Captured] = {}  # by this process, or written by it
 
@@ -122,6 +132,7 @@ def _keep(path: Path, captured: Captured) -> None:
     with contextlib.suppress(OSError):  # another process was faster
         made.rename(path)
     _read[path] = captured
+    spare_garbage()
 
 
 def _kept(path: Path) -> Captured | None:
