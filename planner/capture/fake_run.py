@@ -146,7 +146,8 @@ def _caches() -> list[functools._lru_cache_wrapper[object]]:
     return list(_met)
 
 
-_met = weakref.WeakSet[functools._lru_cache_wrapper[object]]()  # also those that gc.freeze() has hidden since
+# Those that gc.freeze() has hidden since stay known.
+_met: weakref.WeakSet[functools._lru_cache_wrapper[object]] = weakref.WeakSet()
 _OTHERS = {"torch", "sympy", *sys.stdlib_module_names}
 
 
