@@ -63,7 +63,8 @@ def load_weights(module: nn.Module, path: Path, forward: Forward) -> None:
     else:
         found = checkpoints.read(path, captured)
     kept = captured.graph.buffer.keys() & module.state_dict().keys() - found.keys()
-    missing = [x.name for x in forward.states.values() if x.name in kept]
+    read = {name for operation in forward.operations for name in operation.reads()}
+    missing = [x.name for name, x in forward.states.items() if name in read and x.name in kept]
     if missing:
         raise BadInput(
             f"has no '{missing[0]}', which the model reads",
