@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from planner.model import ModelGraph
-from planner.plan import BY_ELEMENT
+from planner.plan import BY_ELEMENT, owners
 from runtime.layout import Places
 from runtime.world import RankMesh
 
@@ -189,19 +189,6 @@ class Flat:
     def kept(self) -> Sequence[Tensor]:
         """Returns the buffers of parameters and gradients."""
         return [self.values, self.grads]
-
-
-def owners(ranks: Sequence[int], sizes: Mapping[str, int]) -> dict[str, int]:
-    """Shares the parameters of a bucket among its holders, by the middle of each parameter in the flat buffer.
-
-    Args: `sizes` has the elements of each parameter, in the buffer's order.
-    Returns: one of `ranks` for each parameter.
-    """
-    total, start, found = sum(sizes.values()), 0, {}
-    for name, size in sizes.items():
-        found[name] = ranks[min(len(ranks) - 1, (2 * start + size) // 2 * len(ranks) // total)]
-        start += size
-    return found
 
 
 def share_of(flat: Flat, rank: int, sharded: bool) -> Share:
