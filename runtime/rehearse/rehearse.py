@@ -126,6 +126,6 @@ def _updated(model: Model) -> dict[int, int]:
         graph, stages_of_layers(plan, graph), RankMesh.of(plan), trained(model.captured)
     ):
         sizes = {name: prod(graph.parameter[name].shape) for name in bucket.names}
-        for name, rank in owners(bucket.ranks, sizes).items():
+        for name, rank in owners(bucket.owners, sizes).items():
             found[rank] = found.get(rank, 0) + sizes[name]
     return found

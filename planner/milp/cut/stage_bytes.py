@@ -201,6 +201,26 @@ class Sizes:
         return found
 
 
+def updated_before(tables: Tables, shape: Configuration) -> IntArray:
+    """Returns the trained elements before each boundary: by their first layer, or by their last where one stage has
+    their state.
+    """
+    found: IntArray = np.zeros(tables.layers + 1, np.int64)
+    for row in tables.owned:
+        found[row.users[-1] + 1] += row.elements
+    before: IntArray = np.cumsum(found) if shape.shard else tables.elements[0]
+    return before
+
+
+def updated_alone(tables: Tables, shape: Configuration) -> IntArray:
+    """Returns the trained elements that each layer brings to the update of its stage at least."""
+    each = np.arange(tables.layers)
+    found: IntArray = (
+        np.diff(updated_before(tables, shape)) if shape.shard else tables.elements[each, each + 1]
+    )
+    return found
+
+
 MOST_HOLDERS = 32  # that are looked at one by one; of more, nearly all updates are the largest parameter's
 
 
@@ -208,13 +228,13 @@ MOST_HOLDERS = 32  # that are looked at one by one; of more, nearly all updates 
 def most_updated(rows: tuple[Owned, ...], layers: int, holders: int, *, cut: bool = False) -> IntArray:
     """Returns [i, j] the most elements that one of a stage's holders updates, where each parameter has one owner.
 
-    Args: `rows` are the trained parameters as they are dealt out. What other stages hold too counts whole: who of
-        them owns it depends on their places. `cut` is set where a group cuts some, so that not all holders have them.
+    Args: `rows` are the trained parameters as they are dealt out. What an earlier stage holds too is owned here, and
+        counts whole. `cut` is set where a group cuts some, so that not all holders have them.
     """
     table = Rectangles(layers)
     for row in rows:
-        table.add_once(row.users, row.elements)
-        table.add(*_around(row, layers), -row.elements)
+        begins, behind = row.users[0] + 1, row.users[-1] + 1
+        table.add((begins, behind), (behind, layers + 1), row.elements)
     found = table.table
     for dtype in sorted({row.dtype for row in rows}):
         own = [row for row in rows if row.dtype == dtype]

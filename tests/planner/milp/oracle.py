@@ -374,20 +374,20 @@ def _step_ns(elements: int, rate: float, share: int, sync_ns: int, scattered_s: 
 
 
 def _most_elements(profile: Profile, layers: Sequence[str], share: int) -> int:
-    """Of one holder, where parameters are dealt out whole; what other stages hold too counts whole."""
+    """Of one holder, where parameters are dealt out whole; what an earlier stage holds too counts whole."""
     alone: dict[str, int] = {}
-    elsewhere = 0
+    earlier = 0
     for row in profile.graph.trained:
         if set(row.users) & set(layers):
             size = profile.kept.counts.get(row.name, prod(row.shape))
             if set(row.users) <= set(layers):
                 alone[row.name] = size
-            else:
-                elsewhere += size
+            elif max(row.users, key=profile.graph.index.__getitem__) in layers:
+                earlier += size
     most = dict.fromkeys(range(share), 0)
     for name, owner in owners(range(share), alone).items():
         most[owner] += alone[name]
-    return elsewhere + max(most.values())
+    return earlier + max(most.values())
 
 
 def _launched(times: StageTimes, launch_ns: int) -> StageTimes:

@@ -26,7 +26,7 @@ def _rows(rng: Random, layers: int, ties: int) -> tuple[Owned, ...]:
 def _by_hand(rows: tuple[Owned, ...], first: int, end: int, holders: int) -> int:
     used = [row for row in rows if any(first <= user < end for user in row.users)]
     alone = [row for row in used if first <= row.users[0] and row.users[-1] < end]
-    found = sum(row.elements for row in used) - sum(row.elements for row in alone)
+    found = sum(row.elements for row in used if row.users[0] < first and row.users[-1] < end)
     for dtype in ("float32", "float64"):
         own = {str(k): row.elements for k, row in enumerate(alone) if row.dtype == dtype}
         owner = owners(range(holders), own)
