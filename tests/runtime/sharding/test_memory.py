@@ -55,9 +55,14 @@ def solved(
 def test_every_rank_holds_what_was_predicted_within_four_percent(
     name: str, sharing: str | bool, stages: int, data: int, family: str
 ) -> None:
-    """Whatever the pace of links is: a rehearsal takes the fastest and the slowest."""
-    found = ratios(solved(name, sharing, stages, data, family)[0])
-    assert all(0.96 <= each <= 1.01 for each in found), found
+    """Whatever the pace of links is: a rehearsal takes the fastest and the slowest.
+
+    Between stages, a message less may be on its way than could be.
+    """
+    plan = solved(name, sharing, stages, data, family)[0]
+    message = max((hop.bytes for hop in plan.hops), default=0)
+    for found, memory in zip(ratios(plan), plan.prediction.memory, strict=True):
+        assert 0.96 - message / memory.total <= found <= 1.01
 
 
 @pytest.mark.parametrize("name", MODELS)
