@@ -129,12 +129,14 @@ def whole_gpt2(warm: Warm, folder: Path) -> Row:
 
 
 @contextmanager
-def test_cluster(before: Callable[[Path], object] = Path.exists) -> Iterator[tuple[Cluster, Warm, Path]]:
-    """Yields a cluster of four nodes, a warm process and their folder, to which `before` may do something at first."""
+def test_cluster(
+    before: Callable[[Path], object] = Path.exists, nodes: int = 4
+) -> Iterator[tuple[Cluster, Warm, Path]]:
+    """Yields a cluster, a warm process and their folder, to which `before` may do something at first."""
     old = dict(os.environ)
     with own() as folder:
         before(folder)
-        with Cluster(folder, nodes=4) as cluster:
+        with Cluster(folder, nodes=nodes) as cluster:
             os.environ.update(cluster.variables)
             warm = Warm(folder)
             try:

@@ -87,6 +87,7 @@ ORDER = (
     "runtime.infer",
     "runtime.islands",
     "runtime.launch",
+    "runtime.scavenge",
     "runtime.bridges",
     "runtime.cli",
 )
@@ -132,6 +133,7 @@ LATER_ROOMS = (
     "runtime.layout",
     "runtime.leases",
     "runtime.loop",
+    "runtime.scavenge",
     "runtime.sharding",
     "runtime.store",
     "runtime.sums",

@@ -71,6 +71,8 @@ ERRORS = (
     ["rehearse", "nowhere.yaml"],
     ["probe", "--local", "--slurm"],
     ["scavenge", "replay", "log.csv", "--jobs=nowhere"],
+    ["scavenge", "run", "--jobs=nowhere", "--state=idle", "--steps=1"],
+    ["scavenge", "run", "--jobs=nowhere", "--state=idle", "--steps=1", "--partition=spot"],
     ["report", PLAN, "--profiler=rank0.json", "--force"],
     ["report", PLAN, "nowhere", "--force"],
     *([name, "nowhere"] for name in ("status", "logs", "watch", "cancel", "calibrate")),

@@ -18,6 +18,7 @@ from planner.cli.app import (
 from planner.cli.inspect import register_calibrate
 from planner.cli.plan import register
 from planner.cli.profile import WorkloadArguments
+from planner.cli.scavenge import unit_of, weights_of
 
 __all__ = [
     "Force",
@@ -32,4 +33,6 @@ __all__ = [
     "completing",
     "register",
     "register_calibrate",
+    "unit_of",
+    "weights_of",
 ]

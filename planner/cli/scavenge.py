@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -58,7 +58,7 @@ def register_scavenge(app: typer.Typer) -> None:
         about="Say from a log what training on a site's idle nodes would have brought.",
         example=EXAMPLE,
     )
-    app.add_typer(group)
+    app.add_typer(group, name="scavenge")
 
 
 def scavenge_replay(given: ReplayOptions) -> None:
@@ -93,25 +93,46 @@ def scavenge_replay(given: ReplayOptions) -> None:
 def _jobs(given: ReplayOptions) -> list[ElasticJob]:
     from planner.scavenge import DOWN_S, UP_S, jobs_in
 
-    if given.unit not in ("speed-up", "samples"):
-        raise BadInput(f"'{given.unit}' is no unit", where="--unit", allowed="speed-up, samples")
-    jobs = jobs_in(given.jobs)
-    weights = dict(text.rpartition("=")[::2] for text in given.weight or [])
-    if unknown := sorted(set(weights) - {job.name for job in jobs}):
-        allowed = ", ".join(f"{job.name}=2" for job in jobs)
-        raise BadInput(f"'{unknown[0]}' is no job", where="--weight", allowed=allowed)
+    unit, jobs = unit_of(given.unit), jobs_in(given.jobs)
+    weights = weights_of(given.weight, [job.name for job in jobs])
     up_s = UP_S if given.up_s is None else given.up_s
     down_s = DOWN_S if given.down_s is None else given.down_s
     return [
         replace(
             job,
-            curve=job.curve.in_units("samples" if given.unit == "samples" else "speed-up"),
-            weight=_weight(weights.get(job.name, "1")),
+            curve=job.curve.in_units(unit),
+            weight=weights.get(job.name, 1.0),
             up_s=up_s,
             down_s=down_s,
         )
         for job in jobs
     ]
+
+
+def unit_of(text: str) -> Literal["speed-up", "samples"]:
+    """Returns what jobs are compared by.
+
+    Args: `text` is the value of `--unit`.
+    Raises: BadInput for any other word.
+    """
+    if text == "speed-up":
+        return "speed-up"
+    if text == "samples":
+        return "samples"
+    raise BadInput(f"'{text}' is no unit", where="--unit", allowed="speed-up, samples")
+
+
+def weights_of(words: Sequence[str] | None, jobs: Sequence[str]) -> dict[str, float]:
+    """Returns the weights of jobs by name.
+
+    Args: `words` are the values of `--weight`, such as `unet=2`; `jobs` are the names that there are.
+    Raises: BadInput for a job that is not there, and for a weight that is not above 0.
+    """
+    texts = dict(text.rpartition("=")[::2] for text in words or [])
+    if unknown := sorted(set(texts) - set(jobs)):
+        allowed = ", ".join(f"{job}=2" for job in jobs)
+        raise BadInput(f"'{unknown[0]}' is no job", where="--weight", allowed=allowed)
+    return {job: _weight(text) for job, text in texts.items()}
 
 
 def _weight(text: str) -> float:

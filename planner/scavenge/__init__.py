@@ -5,7 +5,16 @@ Out come a size for every job (`decide`), and the efficiency of a policy over a 
 Everything here is a pure function of its arguments. Start reading in `decide.py`, then `replay.py`.
 """
 
-from planner.scavenge.curves import DOWN_S, UP_S, Curve, ElasticJob, curve_of_plans, jobs_in, repeated
+from planner.scavenge.curves import (
+    DOWN_S,
+    UP_S,
+    Curve,
+    ElasticJob,
+    curve_of_plans,
+    jobs_in,
+    plans_in,
+    repeated,
+)
 from planner.scavenge.decide import LOOK_AHEAD_S, Holding, Limit, decide, decide_by_milp, gain, knapsack
 from planner.scavenge.logs import FORMATS, IdleLog, Spell, log_of_spells, read_log
 from planner.scavenge.replay import Policy, Replayed, Tenure, dedicated_rate, equal_share, planned, replay
@@ -34,6 +43,7 @@ __all__ = [
     "knapsack",
     "log_of_spells",
     "planned",
+    "plans_in",
     "read_log",
     "repeated",
     "replay",

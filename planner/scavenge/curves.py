@@ -90,13 +90,13 @@ class ElasticJob:
         return self.weight * curve.rate(nodes)
 
 
-def curve_of_plans(found: Mapping[Path, Plan]) -> Curve:
-    """Returns the rate of every number of nodes that plans use, the fastest plan where several use as many.
+def fastest_of_sizes(found: Mapping[Path, Plan]) -> dict[int, Path]:
+    """Returns the file of the fastest plan for every number of nodes that plans use, least first.
 
     Args: `found` are plans of one training, by their files.
     Raises: BadInput where they differ in model or global batch: a change of size would change the training.
     """
-    first, rates = next(iter(found.items())), dict[int, float]()
+    first, best = next(iter(found.items())), dict[int, Path]()
     for path, plan in found.items():
         for what, own, other in (
             ("model", plan.model.fingerprint, first[1].model.fingerprint),
@@ -106,9 +106,18 @@ def curve_of_plans(found: Mapping[Path, Plan]) -> Curve:
                 said = f"has the {what} {own}, and {first[0].name} has {other}"
                 raise BadInput(said, where=str(path), allowed="plans of one training in a folder")
         nodes = len({place.node for place in plan.places})
-        rate = plan.batch.samples * NS_PER_S / plan.prediction.step_ns
-        rates[nodes] = max(rates.get(nodes, 0.0), rate)
-    return Curve(rates=rates)
+        if nodes not in best or _rate(plan) > _rate(found[best[nodes]]):
+            best[nodes] = path
+    return dict(sorted(best.items()))
+
+
+def curve_of_plans(found: Mapping[Path, Plan]) -> Curve:
+    """Returns the rate of every number of nodes that plans use, of the fastest plan where several use as many.
+
+    Args: `found` are plans of one training, by their files.
+    Raises: BadInput where they differ in model or global batch.
+    """
+    return Curve(rates={nodes: _rate(found[path]) for nodes, path in fastest_of_sizes(found).items()})
 
 
 def jobs_in(folder: Path) -> list[ElasticJob]:
@@ -118,16 +127,7 @@ def jobs_in(folder: Path) -> list[ElasticJob]:
       `plan --devices` writes, or a table `curve.csv` with the columns nodes and samples_per_s.
     Raises: BadInput where there is no job, or where a file is neither.
     """
-    if not folder.is_dir():
-        raise BadInput("no such folder", where=str(folder), allowed="a folder that `plan --devices` wrote")
-    inner = [path for path in sorted(folder.iterdir()) if path.is_dir() and _files(path)]
-    found = [
-        ElasticJob(name=path.name, curve=_curve(path)) for path in ([folder] if _files(folder) else inner)
-    ]
-    if not found:
-        allowed = "a folder that `shardwright plan --devices 8,16,32 -o FOLDER` wrote, or folders of such"
-        raise BadInput("holds no plans", where=str(folder), allowed=allowed)
-    return found
+    return [ElasticJob(name=path.name, curve=_curve(path)) for path in _folders(folder)]
 
 
 def repeated(jobs: Sequence[ElasticJob], count: int) -> list[ElasticJob]:
@@ -137,6 +137,39 @@ def repeated(jobs: Sequence[ElasticJob], count: int) -> list[ElasticJob]:
     """
     copies = [(jobs[i % len(jobs)], i // len(jobs)) for i in range(count)]
     return [replace(job, name=f"{job.name}#{copy}") if copy else job for job, copy in copies]
+
+
+def plans_in(folder: Path) -> dict[str, dict[int, Path]]:
+    """Returns the plan of every size of every job of a folder: job -> nodes -> file.
+
+    Args: `folder` is one that `jobs_in` takes.
+    Raises: BadInput where a job has a table of rates: without plans nothing can be launched.
+    """
+    found = dict[str, dict[int, Path]]()
+    for inner in _folders(folder):
+        files_of = _files(inner)
+        if files_of[0].name == TABLE:
+            allowed = f"plans of all sizes: shardwright plan --devices 8,16 -o {inner}"
+            raise BadInput("has rates and no plans", where=str(files_of[0]), allowed=allowed)
+        found[inner.name] = fastest_of_sizes({path: plans.load(path) for path in files_of})
+    return found
+
+
+def _rate(plan: Plan) -> float:
+    """Returns the samples a second that a plan predicts."""
+    return plan.batch.samples * NS_PER_S / plan.prediction.step_ns
+
+
+def _folders(folder: Path) -> list[Path]:
+    """Returns the folder of every job."""
+    if not folder.is_dir():
+        raise BadInput("no such folder", where=str(folder), allowed="a folder that `plan --devices` wrote")
+    inner = [path for path in sorted(folder.iterdir()) if path.is_dir() and _files(path)]
+    found = [folder] if _files(folder) else inner
+    if not found:
+        allowed = "a folder that `shardwright plan --devices 8,16,32 -o FOLDER` wrote, or folders of such"
+        raise BadInput("holds no plans", where=str(folder), allowed=allowed)
+    return found
 
 
 def _files(folder: Path) -> list[Path]:

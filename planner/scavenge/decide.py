@@ -92,6 +92,7 @@ def knapsack(holdings: Sequence[Holding], idle: int, look_ahead_s: float = LOOK_
 
     Args: `idle` is the number of nodes that there are, held or not.
     """
+    idle = min(idle, sum(max(holding.job.curve.rates) for holding in holdings))  # more could not be used
     options = [_options(holding, idle, look_ahead_s) for holding in holdings]
     unit = _unit([float(np.abs(gains).max()) for _, gains in options])
     rounded = [(sizes, np.rint(gains * unit)) for sizes, gains in options]

@@ -18,6 +18,7 @@ from planner.scavenge.curves import ElasticJob
 from planner.scavenge.decide import LOOK_AHEAD_S, Holding, knapsack
 from planner.scavenge.logs import IdleLog
 
+MOST_KNOWN = 10_000  # answers that are remembered
 Policy = Callable[[Sequence[Holding], int], list[int]]
 
 
@@ -65,7 +66,19 @@ def planned(look_ahead_s: float = LOOK_AHEAD_S) -> Policy:
 
     Args: `look_ahead_s` are the seconds in which a change has to pay.
     """
-    return lambda holdings, idle: knapsack(holdings, idle, look_ahead_s)
+    known = dict[tuple[object, ...], tuple[Sequence[Holding], list[int]]]()
+
+    def policy(holdings: Sequence[Holding], idle: int) -> list[int]:
+        """Returns the decision; the same question, which a long log asks often, is answered once."""
+        usable = min(idle, sum(max(each.job.curve.rates) for each in holdings))
+        key = (usable, *((id(each.job), each.nodes, each.worth, each.broken) for each in holdings))
+        if key not in known:
+            if len(known) == MOST_KNOWN:
+                known.clear()
+            known[key] = (holdings, knapsack(holdings, usable, look_ahead_s))
+        return known[key][1]
+
+    return policy
 
 
 def equal_share(holdings: Sequence[Holding], idle: int) -> list[int]:

@@ -46,6 +46,7 @@ def register(app: typer.Typer) -> None:
     register_infer(app)
     register_prune(app)
     register_dedup(app)
+    slurm_options.register_scavenge_run(app)
     runs.register_rehearse(app)
     runs.register_runs(app)
 

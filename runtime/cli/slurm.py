@@ -1,17 +1,21 @@
-"""The options of `launch --slurm`, and what the command does with them."""
+"""The options of `launch --slurm` with what the command does with them, and `scavenge run`."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from planner import cli as commands
 from planner import terminal, units
-from planner.errors import BadInput
+from planner.cli import Json
+from planner.errors import BadInput, Interrupted
+from planner.files import absolute
 from planner.shown import one_line
 
 if TYPE_CHECKING:
@@ -183,3 +187,82 @@ def refuse_without(option: str, given: Mapping[str, object]) -> None:
     used = [f"--{name.replace('_', '-')}" for name, value in given.items() if value]
     if used:
         raise BadInput(f"{used[0]} is an option of {option}", allowed=f"{option}, or without it")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScavengeOptions:
+    """The options of the command `scavenge run`."""
+
+    jobs: Annotated[Path, typer.Option(help="a folder of `plan --devices`, or a folder of such folders")]
+    state: Annotated[Path, typer.Option(help="what is remembered, and a run folder for every job")]
+    steps: Annotated[int, typer.Option(min=1, help="of every job")]
+    save_every: Annotated[int, typer.Option(min=1, help="steps between two checkpoints")] = 100
+    nodes: Annotated[int, typer.Option(min=0, help="for all jobs together; 0: all that are idle")] = 0
+    every: Annotated[float, typer.Option(min=1, help="seconds between two decisions")] = 30.0
+    look_ahead: Annotated[float, typer.Option(min=1, help="seconds in which a change must pay")] = 120.0
+    unit: Annotated[
+        str, typer.Option(metavar="speed-up|samples", help="of work: speed-up compares unlike jobs")
+    ] = "speed-up"
+    weight: Annotated[list[str] | None, typer.Option(metavar="JOB=X", help="worth of a job's work")] = None
+    once: Annotated[bool, typer.Option("--once", help="decide once and end, as for cron")] = False
+    job: JobOptions
+    as_json: Json = False
+
+
+def register_scavenge_run(app: typer.Typer) -> None:
+    """Adds the command `scavenge run` to the group of `scavenge replay`.
+
+    Args: `app` has the planner's commands.
+    """
+    group = next(each.typer_instance for each in app.registered_groups if each.name == "scavenge")
+    assert group is not None
+    commands.add_command(
+        group,
+        "run",
+        ScavengeOptions,
+        scavenge_run,
+        about="Train on a SLURM site's idle nodes: jobs grow, shrink and wait as nodes come and go.",
+        example="shardwright scavenge run --jobs jobs --partition spot --state idle --steps 10000",
+    )
+
+
+def scavenge_run(given: ScavengeOptions) -> None:
+    """Decides until all jobs are done; exits with 1 where one was set aside.
+
+    Args: `given` are the options of the command.
+    Raises: BadInput where no partition is named, or where its jobs do not give way to others.
+    """
+    from planner.scavenge import plans_in
+    from runtime import scavenge
+
+    options = given.job.over_site()
+    if not options.partition:
+        raise BadInput(
+            "is missing", where="--partition", allowed="the partition whose jobs give way to others"
+        )
+    asked = scavenge.Asked(
+        jobs=str(absolute(given.jobs)),
+        partition=options.partition,
+        steps=given.steps,
+        save_every=given.save_every,
+        most=given.nodes,
+        look_ahead_s=given.look_ahead,
+        unit=commands.unit_of(given.unit),
+        weights=commands.weights_of(given.weight, list(plans_in(given.jobs))),
+    )
+    out = terminal.Output(as_json=given.as_json)
+    running = scavenge.Scavenger(
+        asked, given.state, options, lambda line: out.note(f"{units.format_clock(time.time())} {line}")
+    )
+    try:
+        tallies = running.run(given.every, once=given.once)
+    except KeyboardInterrupt:
+        said = (
+            "interrupted; the jobs go on. The same command decides again, and `shardwright cancel` ends a job"
+        )
+        raise Interrupted(said) from None
+    heads = ("job", "state", "nodes", "step", "")
+    rows = [(row.job, row.state, str(row.nodes), str(row.step), row.reason) for row in tallies]
+    out.result({"jobs": [asdict(row) for row in tallies]}, lambda: terminal.columns(rows, heads))
+    if any(row.state == "aside" for row in tallies):
+        raise typer.Exit(1)

@@ -233,7 +233,7 @@ def rescale(run: Handle, plan: Plan, *, options: slurm.Options | None = None) ->
     Returns: the run under its new plan; one that has ended meanwhile as it is.
     Raises: BadInput where the run has no job that waits or runs, or the plan is of another training.
     """
-    before, job = plans.load(run.paths.plan), runfolder.read(run.paths)
+    before = plans.load(run.paths.plan)
     for what, own, other in (
         ("model", plan.model.fingerprint, before.model.fingerprint),
         ("global batch", plan.batch.samples, before.batch.samples),
@@ -244,9 +244,29 @@ def rescale(run: Handle, plan: Plan, *, options: slurm.Options | None = None) ->
     slurm.stop(run.paths)
     if run.state == "done":
         return run
+    return go_on(run.folder, plan, options=options)
+
+
+def go_on(folder: Path, plan: Plan, *, options: slurm.Options | None = None) -> Handle:
+    """Queues a run of SLURM again that has no job, by a plan of the same training.
+
+    Args: `folder` is its run folder, whose settings stay; `options` are those of the site file by default.
+    Raises: BadInput and BadPlan for whatever can be known before the job is queued.
+    """
+    job = runfolder.read(Paths(folder))
     kept = {name: getattr(job, name) for name in vars(job) if name not in _OF_A_PLAN}
     name = Path(plan.model.workload).stem or "training"
-    return launch_slurm(plan, run.folder, steps=job.steps, name=name, options=options, **kept)
+    return launch_slurm(plan, folder, steps=job.steps, name=name, options=options, **kept)
+
+
+def handle_of(folder: Path) -> Handle:
+    """Returns a run that was launched before, wherever it goes on.
+
+    Args: `folder` is its run folder.
+    Raises: BadInput where it is none.
+    """
+    paths = runfolder.open_run(folder)
+    return Handle(paths, len(plans.load(paths.plan).places), status.backend_of(paths))
 
 
 def launch_inline(

@@ -5,7 +5,7 @@ In: a plan, a `Job`, and the `Options` of a site and user. Out: a prepared run f
 Start reading in `submit.py` and `job.py`. `supervisor.py` runs in the job, and `task.py` is one rank of it.
 """
 
-from runtime.slurm.commands import answers, ask
+from runtime.slurm.commands import SlurmError, answers, ask, hostnames
 from runtime.slurm.elastic import Elastic, parse
 from runtime.slurm.folder_lock import refuse
 from runtime.slurm.job import SlurmBackend, backend_of, queue, test_only
@@ -23,11 +23,13 @@ __all__ = [
     "Options",
     "Queued",
     "SlurmBackend",
+    "SlurmError",
     "answers",
     "array_text",
     "ask",
     "backend_of",
     "cancel",
+    "hostnames",
     "known",
     "load",
     "of",

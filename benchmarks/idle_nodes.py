@@ -1,0 +1,231 @@
+"""Jobs that train on idle nodes of a SLURM cluster, disturbed thirty times: is every sample trained once, does anybody wait?
+
+The cluster is one of this machine's own daemons. Others' jobs come and go in a partition that takes nodes from ours;
+nodes die; the process that decides is killed and started again. Losses are held against runs that nothing happened to.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from random import Random
+from statistics import median
+
+from benchmarks.harness import Cell, Result, Table, above, main
+from benchmarks.launch import test_cluster
+from planner import plan as plans
+from planner.plan import Plan
+from runtime import checkpoint as checkpoints
+from runtime.launch import launch_inline
+from runtime.runfolder import Paths, losses_of, outcome_of
+from runtime.scavenge import Asked, IdleJournal, Note
+from tests.slurm import cluster as clusters
+from tests.slurm.cluster import Cluster
+from tests.slurm.jobs import PACED, until
+from tests.slurm.plans import plan_over
+from tests.slurm.warm import Warm
+
+JOBS = ("first", "second")
+NODES = 8
+STEPS, QUICK_STEPS = 1500, 100
+TIMES, QUICK_TIMES = 30, 4
+EVERY_S, GRACE_S, AIM_RESCALE_S = 2.0, 10.0, 15.0
+ENDS_S = 1500.0
+CLOSE = 1e-5  # sums of another number of replicas are added up in another order
+
+
+def plan(data: int, pace_s: str) -> Plan:
+    arguments = {"pace_s": pace_s, "leaves": "-1"}
+    made = plan_over(
+        PACED, arguments=arguments, ranks_a_node=1, family="1f1b", workers=1, micros=4 // data, data=data
+    )
+    provenance = made.provenance.model_copy(update={"profile": "cpu, paced"})
+    return made.model_copy(update={"provenance": provenance})
+
+
+def write_plans(folder: Path) -> Path:
+    for job in JOBS:
+        (folder / job).mkdir(parents=True)
+        for nodes in (1, 2, 4):
+            (folder / job / f"devices-{nodes:05}.yaml").write_text(plans.dump(plan(nodes, "0.1")))
+    return folder
+
+
+class Decider:
+    """The process of `scavenge run`, which may be killed and started again."""
+
+    def __init__(self, words: list[str], log: Path) -> None:
+        self._words, self._log = words, log
+        self.start()
+
+    def start(self) -> None:
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "KILL", sys.executable, "-m", "shardwright", *self._words],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+
+@contextmanager
+def deciding(folder: Path, warm: Warm, steps: int) -> Iterator[Decider]:
+    site = folder / "site.yaml"
+    site.write_text(f"version: 1\npython: {warm.python}\nrequeues: 100\n")
+    words = ["scavenge", "run", f"--jobs={folder / 'jobs'}", f"--state={folder / 'idle'}", f"--steps={steps}"]
+    words += ["--save-every=20", f"--every={EVERY_S}", "--partition=spot", f"--site={site}"]
+    found = Decider(words, folder / "decider.log")
+    try:
+        yield found
+    finally:
+        found.kill()
+
+
+def dies(cluster: Cluster, draw: Random) -> None:
+    node = draw.randint(1, cluster.nodes)
+    cluster.kill_node(node)
+    time.sleep(draw.uniform(1, 6))
+    cluster.start_node(node)
+    cluster.await_nodes()
+
+
+class Others:
+    """Jobs of somebody, and how long each has waited for its nodes; SLURM forgets them after some minutes."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster, self._jobs = cluster, list[str]()
+        self.waited_s: dict[str, float] = {}
+
+    def comes(self, draw: Random) -> None:
+        """Submits a job for some of the nodes, and some seconds."""
+        nodes, seconds = draw.randint(1, NODES), draw.randint(2, 8)
+        wanted = ["-p", "main", f"-N{nodes}", "--exclusive", "--output=/dev/null", f"--wrap=sleep {seconds}"]
+        self._jobs.append(self._cluster.run("sbatch", "--parsable", *wanted))
+
+    def look(self) -> bool:
+        """Notes the jobs that have started, and returns whether all have."""
+        for job in [job for job in self._jobs if job not in self.waited_s]:
+            said = self._cluster.run("scontrol", "show", "job", "-o", job)
+            found = dict(re.findall(r" (SubmitTime|StartTime|JobState)=(\S+)", said))
+            if found["JobState"] != "PENDING":
+                begin, start = (datetime.fromisoformat(found[key]) for key in ("SubmitTime", "StartTime"))
+                self.waited_s[job] = (start - begin).total_seconds()
+        return len(self.waited_s) == len(self._jobs)
+
+
+def disturbed(
+    folder: Path, cluster: Cluster, warm: Warm, steps: int, times: int
+) -> tuple[list[Table], float]:
+    """Disturbs two jobs again and again until they are done, and returns what came of it and the worst rescale."""
+    draw, paths = Random(0), [Paths(folder / "idle" / job) for job in JOBS]
+    alone = launch_inline(plan(1, "0"), folder / "alone", steps=steps).check().losses
+    write_plans(folder / "jobs")
+    counts = dict.fromkeys(("a job of somebody comes", "a node dies", "the process is killed"), 0)
+    others = Others(cluster)
+    with deciding(folder, warm, steps) as decider:
+        until(lambda: all(losses_of(each) for each in paths), "first steps")
+        for number in range(times):
+            kind = list(counts)[draw.choice((0, 0, 1, 2)) if number > 2 else number]
+            counts[kind] += 1
+            if kind == "a job of somebody comes":
+                others.comes(draw)
+            elif kind == "a node dies":
+                dies(cluster, draw)
+            else:
+                decider.kill()
+                time.sleep(draw.uniform(0, 2))
+                decider.start()
+            time.sleep(draw.uniform(1, 7))
+            others.look()
+        until(others.look, "all jobs of others have started", 120)
+        until(lambda: decider.process.poll() is not None, "all jobs are done", ENDS_S)
+    states = [outcome_of(each) for each in paths]
+    waits = list(others.waited_s.values())
+    notes = [each for job in JOBS for each in _notes(folder / "idle", job)]
+    took = {
+        up: [n.took_s for n in notes if n.what == "trained" and (n.nodes > n.before) == up]
+        for up in (True, False)
+    }
+    rows: list[tuple[Cell, ...]] = []
+    for each, state in zip(paths, states, strict=True):
+        losses, last = losses_of(each), checkpoints.latest(each.checkpoints)
+        same = sorted(losses) == sorted(alone)
+        far = max(
+            (abs(losses[step] / alone[step] - 1) for step in losses if step in alone), default=float("nan")
+        )
+        samples = last.facts.sample if last is not None else 0
+        rows.append(
+            (each.root.name, state.state if state else "", len(losses), same and far <= CLOSE, far, samples)
+        )
+    assert all(
+        row[1] == "done" and row[3] and row[5] == steps * plan(1, "0").batch.samples for row in rows
+    ), rows
+    table = Table(
+        title=f"Two jobs of {steps} steps on {cluster.nodes} nodes, disturbed {times} times",
+        columns=("job", "ended", "steps", "losses as undisturbed", "largest difference", "samples trained"),
+        rows=rows,
+        notes=(
+            ", ".join(f"{kind}: {count}" for kind, count in counts.items()) + ".",
+            f"Losses differ by the order of sums of 1, 2 and 4 replicas; each job trains {rows[0][5]} samples of its stream.",
+        ),
+    )
+    seconds = [x for found in took.values() for x in found]
+    changes = Table(
+        title="What a change takes, and how long others wait",
+        columns=("what", "times", "median s", "worst s"),
+        rows=[
+            ("a job gets more nodes, or any: decided to first step", *_spread(took[True])),
+            ("a job gets fewer nodes: decided to first step", *_spread(took[False])),
+            ("a job of somebody waits for its nodes", *_spread(waits)),
+        ],
+        notes=(
+            f"SLURM gives a job of ours {GRACE_S:g} s to end when others need its nodes. First steps are seen once a second.",
+            "Ranks are forked from a warm process, so that starting Python is not part of the figures.",
+        ),
+    )
+    return [table, changes], median(seconds) if seconds else float("nan")
+
+
+def _notes(root: Path, job: str) -> list[Note]:
+    journal = IdleJournal(root)
+    journal.open(Asked(**json.loads(journal.asked_file.read_text())))
+    return journal.of(job)
+
+
+def _spread(found: list[float]) -> tuple[Cell, Cell, Cell]:
+    return (len(found), median(found), max(found)) if found else (0, None, None)
+
+
+def run(quick: bool) -> Result:
+    if reason := clusters.missing():
+        tables, rescale_s = (
+            [Table(title="Idle nodes", columns=("",), rows=[("not run",)], notes=(reason,))],
+            0.0,
+        )
+    else:
+        with test_cluster(nodes=NODES) as (cluster, warm, folder):
+            sizes = (QUICK_STEPS, QUICK_TIMES) if quick else (STEPS, TIMES)
+            tables, rescale_s = disturbed(folder, cluster, warm, *sizes)
+    return Result(
+        name="idle_nodes",
+        claim="Whatever happens to nodes, jobs and the process that decides, each sample is trained once and losses are "
+        f"those of an undisturbed run; a change of size takes at most {AIM_RESCALE_S:g} s.",
+        missed=above("A change of size", [("median", rescale_s)], AIM_RESCALE_S, " s"),
+        tables=tables,
+    )
+
+
+if __name__ == "__main__":
+    main(run)
