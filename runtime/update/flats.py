@@ -108,7 +108,8 @@ class OwnPart(NamedTuple):
     stop: int
     tensor: Tensor
     whole: Tensor | None = None  # that the user's optimizer is made for, where `tensor` then takes its place
-    entries: Tensor | None = None  # the indices of the entries of `whole`, laid flat, that `tensor` has
+    # the indices of the entries of `whole`, laid flat, that `tensor` has, if those are not `start` to `stop`
+    entries: Tensor | None = None
 
 
 class AnyFlat(Protocol):

@@ -150,3 +150,43 @@ def test_units_smaller_than_their_ranks_single_numbers_and_two_types_make_no_dif
     file.write_text(ODD)
     shape: dict[str, object] = {"family": "1f1b", "workers": 2, "micros": 1, "data": data, "cuts": [1]}
     assert pair(pool, tmp_path, str(file), {}, sharing, **shape) == 0.0
+
+
+GROUPED = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+def build():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 70), nn.Tanh(), nn.Linear(70, 3))
+
+
+def batch(n):
+    return torch.randn(n, 4), torch.randint(3, (n,))
+
+
+def loss(outputs, targets):
+    return F.cross_entropy(outputs, targets)
+
+
+def optimizer(named_parameters):
+    groups = [
+        {"params": [p], "lr": 0.1 if p.numel() > LARGE else 0.01, "weight_decay": 0.1 if p.shape[0] > 64 else 0.0}
+        for _, p in named_parameters
+    ]
+    return torch.optim.KIND(groups)
+"""
+
+
+@pytest.mark.parametrize("kind", ["AdamW", "Adagrad"])
+@pytest.mark.parametrize("sharing", SHARED)
+def test_an_optimizer_that_groups_by_size_is_told_the_sizes_of_whole_parameters(
+    sharing: str, kind: str, pool: Pool, tmp_path: Path
+) -> None:
+    """Sizes that no trial has seen, which takes small stand-ins; Adagrad has state before its first step."""
+    file = tmp_path / "grouped.py"
+    file.write_text(GROUPED.replace("KIND", kind).replace("LARGE", "200"))
+    shape: dict[str, object] = {"family": "1f1b", "workers": 1, "micros": 1, "data": 3}
+    assert pair(pool, tmp_path, str(file), {}, sharing, **shape) == 0.0
