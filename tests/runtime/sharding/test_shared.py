@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from planner.plan import StageShard
 from tests.pool import Pool
 from tests.runtime.compare import Run, run
 from tests.runtime.test_equality import HERE, plan_of
@@ -190,3 +191,20 @@ def test_an_optimizer_that_groups_by_size_is_told_the_sizes_of_whole_parameters(
     file.write_text(GROUPED.replace("KIND", kind).replace("LARGE", "200"))
     shape: dict[str, object] = {"family": "1f1b", "workers": 1, "micros": 1, "data": 3}
     assert pair(pool, tmp_path, str(file), {}, sharing, **shape) == 0.0
+
+
+@pytest.mark.parametrize(
+    "kinds", [("parameters", ""), ("", "parameters"), ("gradients", "state"), ("state", "parameters")]
+)
+def test_stages_may_share_each_in_its_own_way(kinds: tuple[str, str], pool: Pool, tmp_path: Path) -> None:
+    """As a plan that is edited by hand has it; the norm of all gradients clips both."""
+    shape: dict[str, object] = {"family": "1f1b", "workers": 2, "micros": 2, "data": 2}
+    arguments = {"layers": "5", "width": "16"}
+    plan = plan_of(HERE + "mlp.py", arguments, **shape)
+    stages = tuple(
+        stage.model_copy(update={"shard": StageShard(what=what) if what else None})  # type: ignore[arg-type]
+        for stage, what in zip(plan.stages, kinds, strict=True)
+    )
+    mixed = plan.model_copy(update={"stages": stages})
+    whole = run(pool, plan, tmp_path / "whole", steps=3, clip_norm=0.01)
+    assert apart(whole, run(pool, mixed, tmp_path / "mixed", steps=3, clip_norm=0.01)) <= 1e-6
