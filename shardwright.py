@@ -159,9 +159,21 @@ def _plan_of(given: Plan | str | Path) -> Plan:
     return plans.load(Path(given))
 
 
-def _profile_of(given: Profile | str | Path) -> Profile:
-    """Returns a profile, or the one in a file."""
-    return load_profile(given) if isinstance(given, str | Path) else given
+def _profile_of(
+    given: Profile | str | Path | Sequence[Profile | str | Path], machines: Cluster | None = None
+) -> Profile:
+    """Returns a profile, or the one in a file; several, of one type of device each, become one for the machines."""
+    from planner.device_types import together
+    from planner.profile import Profile
+
+    if isinstance(given, str | Path):
+        return load_profile(given)
+    if isinstance(given, Profile):
+        return given
+    if not given:
+        raise BadInput("no profile", where="costs", allowed="one for each type of device")
+    known = [_profile_of(each) for each in given]
+    return together(known, {group.device for group in machines.nodes} if machines else ())
 
 
 def _cluster_of(given: Cluster | str | Path, nodes: int | None = None) -> Cluster:
@@ -278,7 +290,7 @@ def profile(
 
 
 def plan(
-    costs: Profile | str | Path,
+    costs: Profile | str | Path | Sequence[Profile | str | Path],
     cluster: Cluster | str | Path,
     *,
     batch: int,
@@ -292,8 +304,8 @@ def plan(
 ) -> SolvedPlan:
     """Finds the fastest plan that fits the machines.
 
-    Args: `costs` is a profile or its file; `cluster` a value, a file or a name such as "h100x8", of which there may be
-      `nodes`; `batch` is samples a step; `schedules` limits the families; `fix` pins choices by name, such as
+    Args: `costs` is a profile or its file, or a list of one for each type of device; `cluster` a value, a file or a
+      name such as "h100x8", of which there may be `nodes`; `batch` is samples a step; `schedules` limits the families; `fix` pins choices by name, such as
       `{"pipeline": 2}`; `precision` and `execution` are as profiled; `calibration`, a value or a file, corrects costs by
       earlier runs; `effort` is "quick", "normal" or "full".
     Returns: the plan with its certificate; it answers `what_if(...)` and `frontier()`. The first Ctrl-C gives the best
@@ -306,7 +318,8 @@ def plan(
     from planner.show import other_device, words
     from planner.terminal import Output
 
-    machines, known = _cluster_of(cluster, nodes), _profile_of(costs)
+    machines = _cluster_of(cluster, nodes)
+    known = _profile_of(costs, machines)
     if calibration is not None:
         machines = with_corrections(machines, _corrections_of(calibration))
     if known.device not in {group.device for group in machines.nodes}:
@@ -319,7 +332,7 @@ def plan(
 
 
 def frontier(
-    costs: Profile | str | Path,
+    costs: Profile | str | Path | Sequence[Profile | str | Path],
     cluster: Cluster | str | Path,
     *,
     batch: int,
@@ -339,7 +352,7 @@ def frontier(
 
 
 def _question(
-    costs: Profile | str | Path,
+    costs: Profile | str | Path | Sequence[Profile | str | Path],
     cluster: Cluster | str | Path,
     batch: int,
     schedules: Sequence[str] | None = None,
@@ -351,9 +364,10 @@ def _question(
 ) -> Question:
     from planner.milp import Question, effort_named
 
+    machines = _cluster_of(cluster)
     return Question(
-        profile=_profile_of(costs),
-        cluster=_cluster_of(cluster),
+        profile=_profile_of(costs, machines),
+        cluster=machines,
         batch=batch,
         schedules=tuple(schedules) if schedules is not None else None,
         fix=dict(fix or {}),
@@ -416,7 +430,7 @@ def simulate(chosen: Plan | str | Path) -> Timeline:
 def verify(
     chosen: Plan | str | Path,
     *,
-    costs: Profile | str | Path | None = None,
+    costs: Profile | str | Path | Sequence[Profile | str | Path] | None = None,
     cluster: Cluster | str | Path | None = None,
     nodes: int | None = None,
 ) -> list[str]:
@@ -429,10 +443,10 @@ def verify(
     """
     from planner.verify import violations
 
-    known = None if costs is None else _profile_of(costs)
     if cluster is None and nodes is not None:
         raise BadInput("nodes without a cluster", where="verify", allowed="cluster= and nodes=")
     machines = None if cluster is None else _cluster_of(cluster, nodes)
+    known = None if costs is None else _profile_of(costs, machines)
     return [str(found) for found in violations(_plan_of(chosen), profile=known, cluster=machines)]
 
 
@@ -640,7 +654,7 @@ def report(
     path: str | Path,
     *,
     run: RunRecord | str | Path | None = None,
-    costs: Profile | str | Path | None = None,
+    costs: Profile | str | Path | Sequence[Profile | str | Path] | None = None,
     against: Plan | RunRecord | str | Path | None = None,
 ) -> Path:
     """Writes a report page for a browser.
@@ -663,7 +677,7 @@ def report(
 def load_plan(
     path: str | Path,
     *,
-    costs: Profile | str | Path | None = None,
+    costs: Profile | str | Path | Sequence[Profile | str | Path] | None = None,
     cluster: Cluster | str | Path | None = None,
 ) -> SolvedPlan:
     """Loads a plan from its file.
@@ -679,10 +693,11 @@ def load_plan(
     found = plans.load(path)
     if costs is None or cluster is None:
         return SolvedPlan.of(found)
-    known = _profile_of(costs)
+    machines = _cluster_of(cluster)
+    known = _profile_of(costs, machines)
     check_same_model(found, known)
     asked = _question(
-        known, cluster, found.batch.samples, precision=found.precision, execution=found.execution
+        known, machines, found.batch.samples, precision=found.precision, execution=found.execution
     )
     return SolvedPlan.of(found, asked)
 

@@ -96,7 +96,13 @@ def _named(name: str, rows: Mapping[str, Parameter], trained: set[str], where: s
         raise BadInput(
             f"has a mask of '{name}', which is not trained: it has no gradient and no state to spare",
             where=where,
-            allowed="masks of trained parameters",
+            allowed="masks of trained parameters; prune those with --only",
+        )
+    if rows[name].written:
+        raise BadInput(
+            f"has a mask of '{name}', which the model itself writes in its forward pass",
+            where=where,
+            allowed="masks of other parameters; prune those with --only",
         )
     return rows[name]
 

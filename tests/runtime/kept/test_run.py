@@ -19,6 +19,7 @@ from runtime.world import alone
 from tests.captures import captured_of
 from tests.pool import Pool
 from tests.runtime.compare import run
+from tests.runtime.faults import COUNTED
 from tests.runtime.kept.pruned import masks_for, pruned_plan
 from tests.runtime.test_equality import HERE, plan_of
 
@@ -177,3 +178,22 @@ def test_ranks_with_other_masks_do_not_begin(pool: Pool, tmp_path: Path) -> None
     plan = plan.model_copy(update={"kept": plan.kept and plan.kept.model_copy(update={"digest": ""})})
     with pytest.raises(Exception, match="other masks of pruned weights"):
         run(pool, plan, tmp_path / "run", steps=1, fault="other masks", kept=str(tmp_path / "k"))
+
+
+@pytest.mark.parametrize("pruned", [True, False])
+def test_a_sum_sends_four_bytes_for_each_kept_entry_and_for_each_number_of_a_whole_parameter(
+    pruned: bool, pool: Pool, tmp_path: Path
+) -> None:
+    shape: dict[str, object] = {"family": "1f1b", "workers": 1, "micros": 2, "data": 2}
+    model, arguments, kept = HERE + "mlp.py", {"layers": "5"}, {}
+    if pruned:
+        plan, kept = pruned_plan(model, arguments, tmp_path / "k", **shape), {"kept": str(tmp_path / "k")}
+    else:
+        plan = plan_of(model, arguments, **shape)
+    run(pool, plan, tmp_path / "run", steps=3, fault=f"{COUNTED}{tmp_path}", **kept)
+    counts = load_masks(tmp_path / "k").counts if pruned else {}
+    rows = captured_of(model, arguments, plan.batch.micro)[1].graph.trained
+    stay = sum(counts.get(row.name, row.bytes // 4) for row in rows)
+    for rank in range(2):
+        sent = [int(line) for line in (tmp_path / f"summed-{rank}").read_text().split()]
+        assert sum(sent) == 3 * 4 * stay, sent
