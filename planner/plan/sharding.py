@@ -187,9 +187,9 @@ def _of_elements(plan: Plan, index: int, shard: StageShard) -> Iterator[str]:
         yield f"shares {shard.what}, which does not go with samples cut in space: spatial: 1, or what: state"
     if plan.execution == "compiled":
         yield f"shares {shard.what}, which does not go with compiled stages: execution: eager, or what: state"
-    units = unit_names(stage.layers, shard.unit)
     if shard.unit and not any(_block(name, shard.unit) for name in stage.layers):
-        yield f"has unit '{shard.unit}', which no layer is part of; the stage has {', '.join(units)[:200]}"
+        units = ", ".join(dict.fromkeys(unit_names(stage.layers)))
+        yield f"has unit '{shard.unit}', which no layer is part of; the stage has {units[:200]}"
 
 
 def _apart(plan: Plan, graph: ModelGraph) -> Iterator[Violation]:
