@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from planner import measure
+from planner.cluster import Cluster, Link, Links, NodeGroup
 from planner.errors import BadInput, BadPlan
-from planner.kept import Masks, dump, load_masks
+from planner.kept import KeptEntries, Masks, dump, load_masks
+from planner.milp import Question, solve
 from planner.plan import Plan
 from runtime import checkpoint as checkpoints
 from runtime.kept import KeptFlat
@@ -62,6 +66,31 @@ def test_the_tensors_kept_are_those_of_the_prediction(tmp_path: Path) -> None:
     assert sum(seen.values()) == pytest.approx(whole, rel=0.01)
 
 
+@pytest.mark.parametrize("share", [1.0, 0.3, 0.1])
+def test_the_tensors_kept_are_those_that_the_plan_predicts(share: float, tmp_path: Path) -> None:
+    arguments = {**ARGUMENTS, "width": "256"}
+    workload, _ = captured_of(HERE + "optimised.py", arguments, 2)
+    costs = measure.profile(workload, device="roofline:cpu", micros=(2,))
+    costs = replace(costs, kept=KeptEntries.of_share(costs.graph, share))
+    group = NodeGroup(count=1, device="cpu", devices_per_node=1, memory_bytes=2**34)
+    machine = Cluster(
+        name="one", nodes=(group,), links=Links(node=Link(latency_s=1e-6, bandwidth_bytes_per_s=1e9))
+    )
+    plan = solve(
+        Question(profile=costs, cluster=machine, batch=4, fix={"pipeline": 1, "micro": 2, "schedule": "1f1b"})
+    )
+    kept = {}
+    if share < 1.0:
+        masks_for(plan, tmp_path / "k", keep=share)
+        kept = {"kept": str(tmp_path / "k")}
+    training = opened(plan, tmp_path / "run", **kept)
+    steps(training, 2)
+    (predicted,) = plan.prediction.memory
+    seen = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in training.rank.kept()}
+    whole = predicted.parameters + predicted.gradients + predicted.optimizer
+    assert sum(seen.values()) == pytest.approx(whole, rel=0.01)
+
+
 def test_a_gradient_lives_no_longer_than_its_micro_batch(tmp_path: Path) -> None:
     plan = pruned_plan(HERE + "optimised.py", ARGUMENTS, tmp_path / "k", **ONE)
     training = opened(plan, tmp_path / "run", kept=str(tmp_path / "k"))
@@ -81,6 +110,27 @@ def test_a_run_that_was_ended_goes_on_with_the_same_bits(tmp_path: Path) -> None
     saved(first)
     have = steps(opened(plan, tmp_path / "parts"), 2)
     assert want.keys() == have.keys() and all(torch.equal(want[n], have[n]) for n in want)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"family": "zb-h1", "workers": 2, "micros": 2},
+        {"family": "1f1b", "workers": 1, "micros": 1, "data": 2, "shard": True},
+    ],
+    ids=["split", "sharded"],
+)
+def test_a_pruned_run_goes_on_under_another_plan_with_the_same_bits(
+    other: dict[str, object], pool: Pool, tmp_path: Path
+) -> None:
+    plan = pruned_plan(HERE + "optimised.py", ARGUMENTS, tmp_path / "k", **ONE)
+    want = steps(opened(plan, tmp_path / "whole", kept=str(tmp_path / "k")), 4)
+    first = opened(plan, tmp_path / "parts", kept=str(tmp_path / "k"))
+    steps(first, 2)
+    saved(first)
+    changed = pruned_plan(HERE + "optimised.py", ARGUMENTS, tmp_path / "k", **other)
+    have = run(pool, changed, tmp_path / "parts", steps=2).after[-1]
+    assert all(torch.equal(have[name], tensor) for name, tensor in want.items())
 
 
 def test_a_pruned_run_begins_with_the_state_of_a_dense_one(tmp_path: Path) -> None:

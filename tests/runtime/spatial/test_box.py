@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from itertools import product
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from planner.spatial import Box, Reach, alignment
 from planner.workload import Workload
 from runtime.infer.sweep import SweepRunner, sweep
 from runtime.spatial import BoxRunner
+from tests.draws import covering
 
 SIZES = {1: (61,), 2: (37, 22), 3: (15, 13, 10)}
 STEPS = {1: (17,), 2: (16, 7), 3: (8, 12, 7)}
@@ -147,8 +149,7 @@ def integral(module: nn.Module) -> nn.Module:
     return module
 
 
-@pytest.mark.parametrize("d", [1, 2, 3])
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(("name", "d"), covering(product(NETWORKS, SIZES), kinds=lambda case: case))
 def test_boxes_give_the_numbers_of_the_whole_volume(name: str, d: int) -> None:
     module = integral(NETWORKS[name](d))
     x = torch.randint(-3, 4, (1, 2, *SIZES[d])).double()
