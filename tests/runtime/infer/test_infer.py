@@ -81,6 +81,13 @@ def test_the_same_command_joins_what_is_there_and_another_is_refused(place: Plac
         inferred(folder, tmp_path / "theirs.npy")
 
 
+def test_an_output_that_is_gone_is_one_message(place: Place, tmp_path: Path) -> None:
+    inferred(place[0], tmp_path / "out.npy", chunk="40")
+    (tmp_path / "out.npy").unlink()
+    with pytest.raises(BadInput, match=r"out\.npy: is gone.*remove .*out\.npy\.tasks, too"):
+        inferred(place[0], tmp_path / "out.npy", chunk="40")
+
+
 def worker(folder: InferFolder) -> subprocess.Popen[bytes]:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-P", "-m", "runtime.infer.work", str(folder.root)]
