@@ -264,6 +264,36 @@ def test_wrong_channels_and_a_read_only_folder_are_one_message(place: Place, tmp
         inferred(place[0], tmp_path / "out.npy", input=str(tmp_path / "two.npy"))
 
 
+@pytest.mark.parametrize(
+    ("volume", "said"),
+    [
+        (np.zeros((9, 9), "c8"), "complex64.*real numbers"),
+        (np.zeros((9, 9), "datetime64[s]"), "datetime64.*real numbers"),
+        (np.zeros((9, 9), "g"), "real numbers of at most 64 bits"),
+        (np.zeros((9, 0), "f4"), "at least one row along each axis"),
+    ],
+)
+def test_volumes_of_other_numbers_and_of_none_are_refused(
+    place: Place, tmp_path: Path, volume: np.ndarray[Any, Any], said: str
+) -> None:
+    np.save(tmp_path / "in.npy", volume)
+    with pytest.raises(BadInput, match=rf"in\.npy: .*{said}"):
+        prepared(request(place[0], tmp_path / "out.npy", input=str(tmp_path / "in.npy")))
+
+
+def test_weights_without_a_buffer_that_the_model_reads_are_refused(place: Place, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    found = load_file(place[0] / "weights.safetensors")
+    del found["norm.num_batches_tracked"]  # which evaluation does not read
+    save_file(found, tmp_path / "fewer.safetensors")
+    prepared(request(place[0], tmp_path / "out.npy", weights=str(tmp_path / "fewer.safetensors")))
+    del found["norm.running_mean"]
+    save_file(found, tmp_path / "none.safetensors")
+    with pytest.raises(BadInput, match=r"none\.safetensors: has no 'norm\.running_mean'"):
+        prepared(request(place[0], tmp_path / "out.npy", weights=str(tmp_path / "none.safetensors")))
+
+
 def test_a_read_only_input_is_read_and_one_smaller_than_the_margin_is_exact(
     place: Place, tmp_path: Path
 ) -> None:

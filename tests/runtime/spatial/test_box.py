@@ -187,6 +187,42 @@ def test_in_fp32_boxes_and_passes_are_within_a_millionth_of_the_largest_number(n
             assert (made - expected[at(box)]).abs().max() <= 1e-6 * expected.abs().max()
 
 
+class Resized(nn.Module):
+    def __init__(self, mode: str, **given: object) -> None:
+        super().__init__()
+        self.first, self.given = CONVOLUTION[1 if mode == "linear" else 2](2, 2, 3, padding=1), given
+        self.mode = mode
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = F.interpolate(self.first(x), mode=self.mode, **self.given)  # type: ignore[arg-type]
+        return made
+
+
+@pytest.mark.parametrize(
+    ("space", "mode", "given"),
+    [
+        ((1667,), "linear", {"size": 5000}),
+        ((4999,), "linear", {"size": 1667}),
+        ((333,), "linear", {"scale_factor": 2.7}),
+        ((333,), "linear", {"size": 999, "align_corners": True}),
+        ((667, 5), "bilinear", {"size": (2000, 7)}),
+        ((667, 5), "bicubic", {"size": (2000, 7)}),
+        ((33, 4), "bicubic", {"scale_factor": (2.7, 0.6)}),
+    ],
+)
+def test_interpolation_by_odd_factors_takes_the_weights_that_torch_rounds_in_long_volumes(
+    space: tuple[int, ...], mode: str, given: dict[str, object]
+) -> None:
+    torch.manual_seed(0)
+    module, x = Resized(mode, **given).eval(), torch.randn(1, 2, *space)
+    _, reach, run = captured(module, tuple(x.shape), torch.float32)
+    expected = module(x).detach()
+    for box in boxes(reach.output_space, (497, 3)[: len(space)]):
+        need = reach.of(box)
+        made = run(need, x[at(need.input)])
+        assert (made - expected[at(box)]).abs().max() <= 5e-7 * expected.abs().max()
+
+
 def test_few_rows_are_convolved_by_onednn_as_many_are() -> None:
     torch.manual_seed(0)
     module = chain(nn.Conv3d(2, 4, 3, padding=1), nn.Conv3d(4, 3, (3, 2, 1), stride=2), nn.Conv3d(3, 2, 1))
