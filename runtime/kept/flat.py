@@ -49,7 +49,7 @@ class KeptFlat(Flat):
             name: parameters[name] for name in bucket.names if name in masks.indices or name in halved
         }
         self.indices = {
-            name: torch.from_numpy(masks.indices[name].astype(np.int32)).to(dense.device)
+            name: torch.from_numpy(masks.indices[name].astype(np.int32, copy=False)).to(dense.device)
             for name, dense in self.dense.items()
             if name in masks.indices
         }
