@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import gc
 import os
 import shutil
 import sys
@@ -12,7 +11,7 @@ import pytest
 
 from planner.shown import install
 from tests import draws
-from tests.captures import FOLDER, share
+from tests.captures import FOLDER, share, spare_garbage
 from tests.pool import Pool
 from tests.warm_python import OWNER, WarmPython
 
@@ -48,8 +47,7 @@ def pytest_collection_finish() -> None:
 
         spare_absent_devices()
         share()
-    gc.collect()
-    gc.freeze()
+    spare_garbage()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -61,6 +59,13 @@ def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever runs the tests may have told how wide their terminal is."""
     monkeypatch.delenv("COLUMNS", raising=False)
     os.unsetenv("COLUMNS")  # readline, which a debugger imports, sets it past os.environ, for all children
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _spare() -> Iterator[None]:
+    """What a module leaves behind stays until the end, so nobody who looks for garbage need walk through it."""
+    yield
+    spare_garbage()
 
 
 @pytest.fixture(scope="session")

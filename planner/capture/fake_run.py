@@ -11,6 +11,7 @@ import functools
 import gc
 import math
 import sys
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -140,10 +141,13 @@ def forgetting() -> Iterator[None]:
 
 def _caches() -> list[functools._lru_cache_wrapper[object]]:
     kind = functools._lru_cache_wrapper  # each of them refers to it; to list all objects takes twice as long
-    found = [x for x in gc.get_referrers(kind) if type(x) is kind]
-    return [x for x in found if str(getattr(x, "__module__", "")).partition(".")[0] not in _OTHERS]
+    found = (x for x in gc.get_referrers(kind) if type(x) is kind)
+    _met.update(x for x in found if str(getattr(x, "__module__", "")).partition(".")[0] not in _OTHERS)
+    return list(_met)
 
 
+# Those that gc.freeze() has hidden since stay known.
+_met: weakref.WeakSet[functools._lru_cache_wrapper[object]] = weakref.WeakSet()
 _OTHERS = {"torch", "sympy", *sys.stdlib_module_names}
 
 

@@ -8,6 +8,7 @@ these tables, `spatial_tables.py` makes them for shards and for tensors in parts
 
 from planner.arrays import NS_PER_S
 from planner.cost.messages import Edges, hop_bytes
+from planner.cost.shared_weights import Owned, Rectangles, running_maximum
 from planner.cost.spatial_tables import (
     Grid,
     GridChoice,
@@ -30,7 +31,9 @@ __all__ = [
     "Edges",
     "Grid",
     "GridChoice",
+    "Owned",
     "Prices",
+    "Rectangles",
     "Tables",
     "copies_of_statistics",
     "cut_tables",
@@ -39,6 +42,7 @@ __all__ = [
     "losses_held",
     "price",
     "row_of",
+    "running_maximum",
     "setting_of",
     "sharded",
     "shared_tables",

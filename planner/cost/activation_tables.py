@@ -20,7 +20,14 @@ from planner.cost.shared_weights import (
     weighing,
 )
 from planner.cost.stage_bytes import LEAF_BYTES, LOOK_BYTES
-from planner.cost.unit_tables import EarlyGradient, above_saved, over_layers, over_layers_waiting
+from planner.cost.unit_tables import (
+    EarlyGradient,
+    UnitsHeld,
+    above_saved,
+    nothing,
+    over_layers,
+    over_layers_waiting,
+)
 from planner.model import ModelGraph
 from planner.profile import LayerCost, storages
 
@@ -88,31 +95,25 @@ class Working:
     waits: Sequence[tuple[int, IntArray]]
     early: Sequence[EarlyGradient]
 
-    def most(self, more: IntArray) -> IntArray:
-        """Returns [i, j] the bytes on top of what is saved at the moment of the highest use.
-
-        Args: `more` [i, layer] are there besides while a layer runs, in a stage from layer i on.
-        """
-        during = self._during + more
-        return above_saved(
-            self.entered + self.told - self.saved + over_layers_waiting(during, self.waits, self.early),
-            LOOK_BYTES,
-        )
+    def most(self, units: UnitsHeld = nothing) -> IntArray:
+        """Returns [i, j] the bytes on top of what is saved at the moment of the highest use, with `units` besides."""
+        during = over_layers_waiting(self._during, self.waits, self.early, units)
+        return above_saved(self.entered + self.told - self.saved + during, LOOK_BYTES)
 
     @property
     def _during(self) -> IntArray:
         return self.saved[:-1, 1:] - self.entered[:-1, 1:] + self.on_top
 
-    def halves(self, workspace: IntArray, first: IntArray, second: IntArray) -> Walking:
+    def halves(self, workspace: IntArray, *units: UnitsHeld) -> Walking:
         """Returns what stages hold whose backward is in halves.
 
-        Args: `workspace` [i, j] is that of whole backwards; `first` and `second` [i, layer] are there besides while a
-            layer runs in each half.
+        Args: `workspace` [i, j] is of whole backwards; `units` are there in the first half, the second, and in a walk.
         """
+        first, second, in_walk = units
         held = _sums([cost.held_bytes for cost in self.costs])
         work = np.array([cost.workspace_bytes for cost in self.costs], np.int64)
-        halved = over_layers(self._during - held[1:] + first, self.early)
-        weighed = over_layers(held[1:] + work + second) - held
+        halved = over_layers(self._during - held[1:], self.early, first())
+        weighed = over_layers(np.broadcast_to(held[1:] + work, self.on_top.shape), (), second()) - held
         stored = HalvesBytes(
             held=np.triu(held - held[:, None], 1),
             splitting=above_saved(self.entered + self.told + held + halved - self.saved - workspace),
@@ -120,21 +121,21 @@ class Working:
         )
         walks = _sums([cost.walks for cost in self.costs])
         stages = np.triu(walks > walks[:, None], 1)
-        walked = self._walked(workspace, first, second) if stages.any() else stored
-        return Walking(stages=stages, stored=stored, halves=walked)
+        halves = self._walked(workspace, first, in_walk) if stages.any() else stored
+        return Walking(stages=stages, stored=stored, halves=halves)
 
-    def shared(self, whole: IntArray, *halves: IntArray) -> tuple[IntArray, Walking]:
-        """Returns `most` and `halves` with what is there besides in whole backwards and in each half."""
+    def shared(self, whole: UnitsHeld, *halves: UnitsHeld) -> tuple[IntArray, Walking]:
+        """Returns `most` and `halves` with the units that are there in whole backwards and in each half."""
         workspace = self.most(whole)
         return workspace, self.halves(workspace, *halves)
 
-    def _walked(self, workspace: IntArray, first: IntArray, second: IntArray) -> HalvesBytes:
+    def _walked(self, workspace: IntArray, first: UnitsHeld, second: UnitsHeld) -> HalvesBytes:
         graph, size_of, count = self.graph, self.size_of, len(self.costs)
         made, reuses = arriving_at_made(graph, size_of), reused(graph)
         walked = _sums([cost.walked_bytes + more for cost, more in zip(self.costs, made, strict=True)])
         last, entered = _after_weights(graph), _differentiable(graph)
-        at_first = self.told + over_layers(self.on_top - walked[1:] + first, self.early) + walked
-        at_second = self.told + over_layers(self.on_top + second)
+        at_first = self.told + over_layers(self.on_top - walked[1:], self.early, first()) + walked
+        at_second = self.told + over_layers(self.on_top, (), second())
         below = np.take_along_axis(self.saved, np.broadcast_to(last, self.saved.shape), 1)
         below[last[None, :] <= np.arange(len(last))[:, None]] = 0
         soon = early_table(reuses, count)
@@ -142,7 +143,7 @@ class Working:
         at_once = over_layers_waiting(np.zeros_like(self.on_top), waiting_from(reuses, count))
         at_end = summed_tables([*reuses, *reused_values(graph, size_of)], count)
         alone = self.saved + self.returning + self.told
-        begun = np.where(entered, at_first + 2 * soon, self.told + over_layers(self.on_top + first))
+        begun = np.where(entered, at_first + 2 * soon, self.told + over_layers(self.on_top, (), first()))
         return HalvesBytes(
             held=np.triu(LEAF_BYTES + np.where(entered, below, alone), 1),
             splitting=above_saved(LEAF_BYTES + begun - workspace),
@@ -182,9 +183,8 @@ def moving(
         waits=waiting_from(reused(graph), len(costs)),
         early=_early(graph, size_of),
     )
-    nothing = np.zeros_like(working.on_top)
-    workspace = working.most(nothing)
-    walking = working.halves(workspace, nothing, nothing)
+    workspace = working.most()
+    walking = working.halves(workspace, nothing, nothing, nothing)
     return (
         Moving(
             **vars(walking.chosen),

@@ -248,21 +248,28 @@ def running_maximum(amounts: IntArray) -> IntArray:
     return table
 
 
-def whole_elements(graph: ModelGraph, kept: Mapping[str, int]) -> IntArray:
-    """Returns the most trainable elements of each stage that sharing among ranks leaves undivided.
+class Owned(NamedTuple):
+    """A trained parameter, which one of its holders updates where these share the state of the optimizer."""
 
-    Sharing gives each rank whole parameters: at most the largest one, and what other stages hold as well.
+    users: tuple[int, ...]  # positions of its layers, in order
+    elements: int
+    dtype: str
+
+
+def owned(graph: ModelGraph, kept: Mapping[str, int]) -> tuple[Owned, ...]:
+    """Returns the trained parameters that layers use, in the order in which they are dealt out.
+
     Args: `kept` has the kept entries of pruned parameters.
     """
-    count = len(graph.layers)
-    largest, tied = np.zeros(count, np.int64), Rectangles(count)
-    for parameter in graph.trained:
-        users = sorted(graph.index[name] for name in set(parameter.users))
-        size = kept.get(parameter.name, prod(parameter.shape))
-        largest[users] = np.maximum(largest[users], size)
-        tied.add_once(users, size)
-        tied.add((0, users[0] + 1), (users[-1] + 1, count + 1), -size)
-    return tied.table + running_maximum(largest)
+    return tuple(
+        Owned(
+            tuple(sorted({graph.index[name] for name in row.users})),
+            kept.get(row.name, prod(row.shape)),
+            row.dtype,
+        )
+        for row in graph.trained
+        if row.users
+    )
 
 
 def largest_of(graph: ModelGraph, sizes: Mapping[str, int]) -> IntArray:

@@ -17,8 +17,8 @@ import numpy as np
 from planner.arrays import NS_PER_S, BoolArray, IntArray
 from planner.cost.activation_tables import Moving, Walking, Working, moving
 from planner.cost.messages import Edges, Talk, edges
-from planner.cost.shared_weights import Rectangles, dropped, largest_of, whole_elements, written_bytes
-from planner.cost.unit_tables import UnitTables, unit_tables
+from planner.cost.shared_weights import Owned, Rectangles, dropped, largest_of, owned, written_bytes
+from planner.cost.unit_tables import UnitTables, nothing, unit_tables
 from planner.errors import BadInput
 from planner.model import ModelGraph
 from planner.plan import Plan
@@ -50,7 +50,7 @@ class Tables:
     written: IntArray  # [i, j] buffers that the forward pass writes and does not read
     remembered: IntArray  # [i, j] buffers that the forward pass writes and reads
     loss_bytes: int  # of one micro-batch
-    whole_elements: IntArray  # [i, j] the most trainable elements that sharing among ranks leaves undivided
+    owned: tuple[Owned, ...]  # trained parameters, which ranks deal out that share the optimizer's state
     largest: IntArray  # [i, j] elements of the largest trainable parameter
     scattered: IntArray  # [i, j] elements that an update writes into weights held apart from them
     dropped: IntArray  # [i, j] the most bytes of one dense gradient and of what is gathered from it
@@ -92,13 +92,13 @@ class Tables:
     @cached_property
     def with_units(self) -> Mapping[str, tuple[IntArray, Walking]]:
         """Returns [i, j] the workspace and the halves of stages whose replicas share `gradients` or `parameters`."""
-        units, each = self.units, np.arange(self.layers)
-        walks = np.logical_or.accumulate(self.walking.stages[each, each + 1][::-1])[::-1]
-        again = np.where(walks[:, None], units.coming, 0)  # weight halves may need weights, or be all
-        nothing = np.zeros_like(again)
+        units = self.units.held
+        summed, coming = units(lambda each: each.summed), units(lambda each: each.coming)
+        both = units(lambda each: each.summed + each.coming)  # a walk may need weights in both halves
+        gathered = units(lambda each: each.gathered)
         return {
-            "gradients": self.working.shared(units.summed, nothing, units.summed),
-            "parameters": self.working.shared(units.gathered, units.coming, units.summed + again),
+            "gradients": self.working.shared(summed, nothing, summed, summed),
+            "parameters": self.working.shared(gathered, coming, summed, both),
         }
 
     @cached_property
@@ -193,7 +193,7 @@ def tables(
         written=written_bytes(graph, remembered=False),
         remembered=written_bytes(graph, remembered=True),
         loss_bytes=sum(size_of[name] for name in graph.layers[-1].outputs),
-        whole_elements=whole_elements(graph, kept),
+        owned=owned(graph, kept),
         largest=largest_of(graph, {row.name: kept.get(row.name, prod(row.shape)) for row in graph.trained}),
         scattered=scattered,
         dropped=largest_of(

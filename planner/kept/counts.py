@@ -23,11 +23,11 @@ def share_of(elements: int, keep: float) -> int:
 def kept_counts(graph: ModelGraph, keep: float) -> dict[str, int]:
     """Returns how many entries every pruned parameter keeps where each keeps one share of its own.
 
-    Parameters of fewer than two dims stay whole.
+    Parameters of fewer than two dims stay whole, and those that the model itself writes.
     Args: `keep` is the share, above 0 and at most 1.
     Returns: counts of those parameters that keep less than everything.
     """
-    sizes = {row.name: prod(row.shape) for row in graph.trained if len(row.shape) > 1}
+    sizes = {row.name: prod(row.shape) for row in graph.trained if len(row.shape) > 1 and not row.written}
     counts = {name: share_of(size, keep) for name, size in sizes.items() if size}
     return {name: count for name, count in sorted(counts.items()) if count < sizes[name]}
 

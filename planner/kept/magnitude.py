@@ -46,7 +46,7 @@ def prune(tensors: Numbers, keep: float, *, by: By = "layer", only: Sequence[str
         found = {name: _largest(_finite(tensors, name), share_of(sizes[name], keep)) for name in names}
     else:
         found = _over_all(tensors, names, share_of(sum(sizes.values()), keep))
-    return Masks(found, sizes)
+    return Masks(found, sizes, {name: tuple(tensors.shapes[name]) for name in names})
 
 
 def _chosen(shapes: Mapping[str, tuple[int, ...]], only: Sequence[str]) -> list[str]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -32,7 +32,7 @@ from planner.model import ModelGraph, Parameter
 
 Indices = NDArray[np.int32]
 MOST_ELEMENTS = 2**31 - 1  # of a parameter with a mask, since indices are int32
-_ELEMENTS = "elements"  # in the file's own words: the elements of every parameter
+_ELEMENTS, _SHAPES = "elements", "shapes"  # in the file's own words, of every parameter
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,9 @@ class Masks:
 
     indices: Mapping[str, Indices]  # by parameter: sorted, each once
     elements: Mapping[str, int]  # by parameter: of the whole tensor; empty where nobody said so
+    shapes: Mapping[str, tuple[int, ...]] = field(
+        default_factory=dict
+    )  # of the whole tensor, where it is known
 
     @property
     def counts(self) -> dict[str, int]:
@@ -76,12 +79,19 @@ class Masks:
                     where=where,
                     allowed=f"the {total} elements of {row.shape}",
                 )
+            if self.shapes.get(name, row.shape) != row.shape:
+                raise BadInput(
+                    f"the mask of '{name}' has shape {self.shapes[name]}",
+                    where=where,
+                    allowed=f"that of the parameter, {row.shape}",
+                )
             if row.name in found:
                 raise BadInput(f"'{row.name}' has two masks, one under another name", where=where)
             found[row.name] = index
         sizes = {row.name: prod(row.shape) for row in graph.parameters}
         apart = {name: index for name, index in sorted(found.items()) if len(index) < sizes[name]}
-        return Masks(apart, {name: sizes[name] for name in apart})
+        shapes = {name: tuple(graph.parameter[name].shape) for name in apart}
+        return Masks(apart, {name: sizes[name] for name in apart}, shapes)
 
 
 def _named(name: str, rows: Mapping[str, Parameter], trained: set[str], where: str) -> Parameter:
@@ -96,7 +106,13 @@ def _named(name: str, rows: Mapping[str, Parameter], trained: set[str], where: s
         raise BadInput(
             f"has a mask of '{name}', which is not trained: it has no gradient and no state to spare",
             where=where,
-            allowed="masks of trained parameters",
+            allowed="masks of trained parameters; prune those with --only",
+        )
+    if rows[name].written:
+        raise BadInput(
+            f"has a mask of '{name}', which the model itself writes in its forward pass",
+            where=where,
+            allowed="masks of other parameters; prune those with --only",
         )
     return rows[name]
 
@@ -117,8 +133,9 @@ def load_masks(path: Path) -> Masks:
         ) from None
     if not found:
         raise BadInput("has no masks", where=str(path), allowed="a tensor under the name of each parameter")
-    elements = _told_elements(told, path) | {n: x.size for n, x in found.items() if x.dtype == np.bool_}
-    return Masks({name: _index(name, found[name], path) for name in sorted(found)}, elements)
+    shapes = _told_shapes(told, path) | {name: x.shape for name, x in found.items() if x.dtype == np.bool_}
+    elements = _told_elements(told, path) | {name: prod(shape) for name, shape in shapes.items()}
+    return Masks({name: _index(name, found[name], path) for name in sorted(found)}, elements, shapes)
 
 
 def _told_elements(told: Mapping[str, str], path: Path) -> dict[str, int]:
@@ -126,6 +143,14 @@ def _told_elements(told: Mapping[str, str], path: Path) -> dict[str, int]:
         return {str(name): int(count) for name, count in json.loads(told.get(_ELEMENTS, "{}")).items()}
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise BadInput(f"its sizes of parameters cannot be read: {error}", where=str(path)) from None
+
+
+def _told_shapes(told: Mapping[str, str], path: Path) -> dict[str, tuple[int, ...]]:
+    try:
+        found = json.loads(told.get(_SHAPES, "{}")).items()
+        return {str(name): tuple(int(size) for size in shape) for name, shape in found}
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise BadInput(f"its shapes of parameters cannot be read: {error}", where=str(path)) from None
 
 
 def _index(name: str, given: NDArray[np.generic], path: Path) -> Indices:
@@ -162,6 +187,8 @@ def dump(masks: Masks, path: Path) -> None:
     Args: `path` is replaced where it exists.
     """
     told = {_ELEMENTS: json.dumps(dict(sorted(masks.elements.items()))), "digest": masks.digest}
+    if masks.shapes:
+        told[_SHAPES] = json.dumps(dict(sorted(masks.shapes.items())))
     tensors = {name: np.ascontiguousarray(index, np.int32) for name, index in masks.indices.items()}
     write_whole(path, save(tensors, told))
 

@@ -147,7 +147,10 @@ def _refused_kept(plan: Plan, graph: ModelGraph) -> Iterator[Violation]:
         return
     sizes = {row.name: prod(row.shape) for row in graph.trained}
     for name, count in plan.kept.counts.items():
-        if count >= sizes.get(name, 0):
+        if name in sizes and graph.parameter[name].written:
+            message = f"'{name}', which the model itself writes in its forward pass; other parameters"
+            yield Violation(rule="kept", where="kept.counts", message=message)
+        elif count >= sizes.get(name, 0):
             met = f"{sizes[name]} elements" if name in sizes else "no trained parameter of this model"
             message = f"{count} of '{name}', which has {met}; fewer than a trained parameter has"
             yield Violation(rule="kept", where="kept.counts", message=message)

@@ -11,7 +11,7 @@ The end of the file says the same of the names of sums: who holds a stage, over 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import groupby
 
@@ -64,6 +64,22 @@ def updaters(plan: Plan, stage: int) -> int:
     return shard_ranks(plan, shard) if shard.what in BY_ELEMENT else holders
 
 
+def owners(ranks: Sequence[int], sizes: Mapping[str, int]) -> dict[str, int]:
+    """Deals parameters out among those who share the optimizer's state, by the middle of each when all lie in a row.
+
+    Args: `sizes` has the elements of each parameter, in order.
+    Returns: one of `ranks` for each parameter.
+
+    >>> owners([0, 1], {"a": 4, "b": 2, "c": 3})
+    {'a': 0, 'b': 1, 'c': 1}
+    """
+    total, start, found = max(1, sum(sizes.values())), 0, {}
+    for name, size in sizes.items():
+        found[name] = ranks[min(len(ranks) - 1, (start + size // 2) * len(ranks) // total)]
+        start += size
+    return found
+
+
 def shared_by_element(plan: Plan) -> bool:
     """Returns whether replicas share the gradients or the parameters of some stage."""
     return any(stage.shard is not None and stage.shard.what in BY_ELEMENT for stage in plan.stages)
@@ -74,15 +90,17 @@ def unit_names(layers: Sequence[str], pattern: str = "") -> list[str]:
 
     Args: `layers` are names in the order of the plan; `pattern` has as many parts as the name of a unit, such as
         `blocks.*`; empty is one repeated block.
-    Returns: a name for each layer; layers that no pattern matches are units of those that stand together.
+    Returns: a name for each layer; layers that no pattern matches are units of those that stand together. A name that
+        comes again behind other layers is that of another unit.
 
-    >>> unit_names(["embedding", "blocks.0.norm", "blocks.0.up", "blocks.1.norm", "head"])
-    ['embedding', 'blocks.0', 'blocks.0', 'blocks.1', 'head']
+    >>> unit_names(["gpt.embedding", "blocks.0.norm", "blocks.0.up", "blocks.1.norm", "gpt.norm"])
+    ['gpt', 'blocks.0', 'blocks.0', 'blocks.1', 'gpt from gpt.norm']
     """
     found: list[str] = []
     for block, run in groupby(layers, lambda name: _block(name, pattern)):
         own = list(run)
-        found += [block or own[0]] * len(own)
+        name = block or own[0]
+        found += [f"{name} from {own[0]}" if name in found else name] * len(own)
     return found
 
 
@@ -134,8 +152,8 @@ def refused_shards(plan: Plan, graph: ModelGraph, whole: str = "") -> Iterator[V
                 yield Violation(rule="shard", where=where, message=message)
     if whole and shared_by_element(plan):
         message = (
-            "updates parameters as wholes, so that no rank can update a part of one: an element-wise optimizer such "
-            "as AdamW, or what: state"
+            "updates parameters as wholes, or otherwise by their sizes, so that no rank can update a part of one: an "
+            "element-wise optimizer such as AdamW with groups by name or by dims, or what: state"
         )
         yield Violation(rule="optimizer", where=whole, message=message)
     yield from _apart(plan, graph)
@@ -169,9 +187,9 @@ def _of_elements(plan: Plan, index: int, shard: StageShard) -> Iterator[str]:
         yield f"shares {shard.what}, which does not go with samples cut in space: spatial: 1, or what: state"
     if plan.execution == "compiled":
         yield f"shares {shard.what}, which does not go with compiled stages: execution: eager, or what: state"
-    units = unit_names(stage.layers, shard.unit)
     if shard.unit and not any(_block(name, shard.unit) for name in stage.layers):
-        yield f"has unit '{shard.unit}', which no layer is part of; the stage has {', '.join(units)[:200]}"
+        units = ", ".join(dict.fromkeys(unit_names(stage.layers)))
+        yield f"has unit '{shard.unit}', which no layer is part of; the stage has {units[:200]}"
 
 
 def _apart(plan: Plan, graph: ModelGraph) -> Iterator[Violation]:

@@ -128,7 +128,7 @@ class Reach:
 
     def rows(self, result: Mapping[int, Rows]) -> dict[str, dict[int, Rows]]:
         """Returns the rows of every tensor that the given rows of the result need, along each axis."""
-        rows: dict[str, dict[int, Rows]] = {self.result: dict(result), self.source: {}}
+        rows: dict[str, dict[int, Rows]] = {self.source: {}, self.result: dict(result)}
         for operation in reversed(self.operations):
             for name, axis, needed in self.needs(operation, rows.get(operation.name, {})):
                 known = rows.setdefault(name, {})

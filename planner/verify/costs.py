@@ -12,7 +12,7 @@ from planner.cost import copies_of_statistics, losses_held, setting_of, stage_by
 from planner.errors import Violation
 from planner.group import on_group
 from planner.kept import KeptEntries
-from planner.model import ModelGraph
+from planner.model import ModelGraph, Parameter
 from planner.plan import (
     BY_ELEMENT,
     Plan,
@@ -184,7 +184,8 @@ def _stage_state(plan: Plan, profile: Profile, stage: int) -> int:
     buffers = [graph.buffer[name] for name in {name for layer in layers for name in layer.buffers}]
     trained = [parameter for parameter in parameters if parameter.trainable]
     updated = {p.name: profile.kept.counts.get(p.name, prod(p.shape)) for p in trained}
-    state = sum(updated.values()) * profile.optimizer.state_bytes_per_parameter
+    owned = _owned(plan, graph, trained, stage)
+    state = sum(updated[name] for name in owned) * profile.optimizer.state_bytes_per_parameter
     state += len(trained) * profile.optimizer.state_bytes_per_tensor
     share, shard = updaters(plan, stage), shard_of(plan, stage)
     weights = sum(p.bytes for p in parameters) + sum(b.bytes for b in buffers)
@@ -199,6 +200,15 @@ def _stage_state(plan: Plan, profile: Profile, stage: int) -> int:
     own = gradients // share if parted else gradients
     weights += own if plan.ema else 0
     return weights + own + int(state / share)
+
+
+def _owned(plan: Plan, graph: ModelGraph, trained: Sequence[Parameter], stage: int) -> list[str]:
+    """Returns whose state the holders of a stage have: where whole parameters are dealt out, the last stage has it."""
+    shard = shard_of(plan, stage)
+    if shard is None or shard.what != "state":
+        return [row.name for row in trained]
+    layers = plan.stages[stage].layers
+    return [row.name for row in trained if max(row.users, key=graph.index.__getitem__) in layers]
 
 
 def _needs(plan: Plan, profile: Profile, number: int) -> StageBytes:

@@ -17,7 +17,16 @@ from runtime.execute.interpreter import (
     forward_program,
     program_of,
 )
-from runtime.execute.tracer import Resident, Tracer, clock_ns, free_bytes, profiled, static_bytes, with_peak
+from runtime.execute.tracer import (
+    Resident,
+    Tracer,
+    clock_ns,
+    free_bytes,
+    profiled,
+    settle_memory,
+    static_bytes,
+    with_peak,
+)
 
 __all__ = [
     "AUTOCAST",
@@ -35,6 +44,7 @@ __all__ = [
     "free_bytes",
     "profiled",
     "program_of",
+    "settle_memory",
     "static_bytes",
     "with_peak",
 ]

@@ -70,7 +70,7 @@ class Applied:
     def module(self) -> nn.Module:
         """Returns the user's module with the weights of the job, in evaluation mode."""
         module = converted(self.workload.build(), self.dtype).eval().requires_grad_(False)
-        load_weights(module, Path(self.job.weights), self.forward.captured)
+        load_weights(module, Path(self.job.weights), self.forward)
         return module.to(self.device)
 
     @cached_property
@@ -255,8 +255,14 @@ def _plain(dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
 def _with_channels(volume: Volume, workload: Workload, name: str) -> tuple[int, ...]:
     """Returns the shape of a volume with its channels first.
 
-    Raises: BadInput where the model takes other channels, or has another number of axes.
+    Raises: BadInput where the model takes other channels, or has another number of axes, or numbers are none.
     """
+    if volume.dtype.kind not in "biuf" or volume.dtype.itemsize > 8:
+        raise BadInput(f"holds {volume.dtype}", where=name, allowed="real numbers of at most 64 bits")
+    if not all(volume.shape):
+        raise BadInput(
+            f"has the shape {volume.shape}", where=name, allowed="at least one row along each axis"
+        )
     example = sample_of(workload)
     channels, axes = example[1], len(example) - 2
     found = volume.shape if len(volume.shape) == axes + 1 else (1, *volume.shape)

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -252,12 +254,28 @@ class Hdf5Volume:
             os.fsync(done.fileno())
 
 
+def _check_order(names: Sequence[str], path: Path) -> None:
+    """Raises BadInput where numbers in names would put slices in another order than the names themselves."""
+
+    def counted(name: str) -> list[tuple[int, str]]:
+        return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+    for before, after in pairwise(names):
+        if counted(after) < counted(before):
+            raise BadInput(
+                f"'{before}' comes before '{after}' by name, and behind it by number",
+                where=str(path),
+                allowed="numbers of one length, such as 007 and 010",
+            )
+
+
 class TiffSlices:
     """A folder of TIFF files in the order of their names, each one slice of the volume; read only."""
 
     def __init__(self, path: Path) -> None:
         self._tiff = _library("tifffile")
         self._files = sorted(file for file in path.iterdir() if file.suffix.lower() in TIFF)
+        _check_order([file.stem for file in self._files], path)
         with self._tiff.TiffFile(self._files[0]) as first:
             page = first.pages[0]
             self.shape, self.dtype = (len(self._files), *page.shape), np.dtype(page.dtype)

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from planner.capture import Captured
+from planner.capture import Forward
 from planner.errors import BadInput
 from runtime import checkpoint as checkpoints
 from runtime.runfolder import Paths
@@ -46,12 +46,13 @@ def digest_of(path: Path) -> str:
     return found.hexdigest()[:16]
 
 
-def load_weights(module: nn.Module, path: Path, captured: Captured) -> None:
-    """Gives a module its weights, in place; buffers that a file lacks stay as they were built.
+def load_weights(module: nn.Module, path: Path, forward: Forward) -> None:
+    """Gives a module its weights, in place; buffers that no state_dict has stay as they were built.
 
-    Args: `path` is from `weights_of`; `captured` is of the same model.
-    Raises: BadInput where a parameter is missing or has another shape.
+    Args: `path` is from `weights_of`; `forward` is of the same model.
+    Raises: BadInput where a parameter, or a buffer that the forward pass reads, is missing or has another shape.
     """
+    captured = forward.captured
     known = dict(module.named_parameters()) | dict(module.named_buffers())
     if (path / INDEX).is_file():
         found = checkpoints.Checkpoint.open(path).whole()
@@ -61,6 +62,15 @@ def load_weights(module: nn.Module, path: Path, captured: Captured) -> None:
             raise BadInput(f"has no '{wrong[0]}' of shape {tuple(wanted[wrong[0]])}", where=str(path))
     else:
         found = checkpoints.read(path, captured)
+    kept = captured.graph.buffer.keys() & module.state_dict().keys() - found.keys()
+    read = {name for operation in forward.operations for name in operation.reads()}
+    missing = [x.name for name, x in forward.states.items() if name in read and x.name in kept]
+    if missing:
+        raise BadInput(
+            f"has no '{missing[0]}', which the model reads",
+            where=str(path),
+            allowed="parameters and buffers, as state_dict() has them",
+        )
     with torch.no_grad():
         for name, tensor in found.items():
             if name in known:

@@ -78,6 +78,10 @@ def _joined(folder: InferFolder, job: InferJob) -> InferFolder:
             )
         time.sleep(0.1)
     found = folder.read()
+    if not Path(found.output).exists():
+        raise BadInput(
+            "is gone, and its tasks are not", where=job.output, allowed=f"remove {folder.root}, too"
+        )
     same = replace(job, chunk=found.chunk, sweep=found.sweep, device=found.device, directory=found.directory)
     if same != found:
         differ = [name for name, value in asdict(same).items() if asdict(found)[name] != value]

@@ -48,7 +48,7 @@ def fitting(
             raise BadInput(
                 "the checkpoint has the state of other entries than those kept here",
                 where=where,
-                allowed="the masks that it was trained with, or a new run from its weights with --weights",
+                allowed="the masks that it was trained with, or --weights with safetensors that hold its weights alone",
             )
         return dict(state)
     if saved is not None:

@@ -49,7 +49,7 @@ class KeptFlat(Flat):
             name: parameters[name] for name in bucket.names if name in masks.indices or name in halved
         }
         self.indices = {
-            name: torch.from_numpy(masks.indices[name].astype(np.int32)).to(dense.device)
+            name: torch.from_numpy(masks.indices[name].astype(np.int32, copy=False)).to(dense.device)
             for name, dense in self.dense.items()
             if name in masks.indices
         }
@@ -78,10 +78,20 @@ class KeptFlat(Flat):
         """Adds the entries of a gradient to the bucket's, and drops it."""
         if dense.grad is None:
             return  # autograd calls where somebody else has taken the gradient
-        found = dense.grad.reshape(-1)
+        given, dense.grad = dense.grad, None
+        if given.is_sparse:
+            self._gather_rows(name, given)
+            return
+        found = given.reshape(-1)
         for part, index in self._parts(name):
             part.of(self.grads).add_(found[part.slice] if index is None else found.index_select(0, index))
-        dense.grad = None
+
+    def _gather_rows(self, name: str, rows: Tensor) -> None:
+        """Adds the entries of a sparse gradient, each row by itself, as it is added to a dense one."""
+        own, index = self.parameters[name].grad, self.indices[name]
+        assert own is not None
+        whole = expanded(own, index, tuple(rows.shape)).add_(rows)
+        own.copy_(whole.reshape(-1).index_select(0, index).view_as(own))
 
     @torch.no_grad()
     def publish(self) -> None:
@@ -93,7 +103,7 @@ class KeptFlat(Flat):
                 if index is None:
                     flat[part.slice].copy_(values)
                 else:
-                    flat.index_copy_(0, index.long(), values.to(flat.dtype))
+                    flat.scatter_(0, index.long(), values.to(flat.dtype))
 
     def _parts(self, name: str) -> Iterator[tuple[_Part, Tensor | None]]:
         """Yields parts of a parameter's entries, with their indices where it is pruned."""

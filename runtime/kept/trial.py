@@ -1,13 +1,17 @@
 """Refuses optimizers that mix the entries of a tensor, before anything is trained with them.
 
-An update of kept entries alone is right only if an optimizer updates each entry by itself. So it is tried: a few
-updates of stand-ins of 64 numbers, compressed and whole with the same mask on gradients, must be equal to the bit.
+An update of kept entries alone is right only if an optimizer updates each entry by itself. So it is tried: some updates
+of stand-ins, compressed and whole with the same mask on gradients, must be equal to the bit. Every pruned parameter has
+a stand-in under its name. It has the parameter's shape, cut to 64 numbers, and a few have many more, since there are
+optimizers that treat large tensors otherwise.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +20,11 @@ from planner.errors import BadInput
 from planner.model import ModelGraph, Parameter
 from runtime.update import Make, OwnPart, made
 
-NUMBERS = 64
-UPDATES = 3
-MOST = 12  # stand-ins
+NUMBERS, MANY = 64, 2**16
+MOST = 12  # stand-ins of many numbers
+UPDATES = 8  # RAdam updates otherwise from its sixth on
+SCALES = (1.0, 1e3, 1e-3)  # of gradients, in turn
+ALLOWED = "an optimizer that updates each entry by itself, such as AdamW or SGD; or a dense plan"
 
 
 def refuse_mixing(make: Make, graph: ModelGraph, kept: Mapping[str, int], where: str = "") -> None:
@@ -26,23 +32,22 @@ def refuse_mixing(make: Make, graph: ModelGraph, kept: Mapping[str, int], where:
 
     Args: `kept` names the pruned parameters of the model; `where` is the workload in messages.
     """
-    rows = _chosen([graph.parameter[name] for name in kept])
-    whole, index = {row.name: _start(row) for row in rows}, {row.name: _kept(row) for row in rows}
-    masked = [OwnPart(row.name, 0, NUMBERS, nn.Parameter(whole[row.name])) for row in rows]
-    leaves = [_compressed(row, whole[row.name], index[row.name]) for row in rows]
+    tried = _stand_ins([graph.parameter[name] for name in kept])
     name = "the optimizer"
     try:
         ends = []
-        for pieces in (masked, leaves):
+        for compressed in (False, True):
+            pieces = [each.piece(compressed) for each in tried]
             optimizer = made(make, pieces)
             if optimizer is None:
                 return
             name = type(optimizer).__name__
+            _refuse_fused(optimizer, where)
             for step in range(UPDATES):
-                for piece in pieces:
-                    piece.tensor.grad = _gradient(piece, index[piece.name], step)
+                for each, piece in zip(tried, pieces, strict=True):
+                    piece.tensor.grad = each.gradient(step, compressed)
                 optimizer.step()
-            ends.append([piece.tensor.detach() for piece in pieces])
+            ends.append([piece.tensor.detach().reshape(-1) for piece in pieces])
     except BadInput:
         raise
     except Exception as error:
@@ -51,59 +56,94 @@ def refuse_mixing(make: Make, graph: ModelGraph, kept: Mapping[str, int], where:
             where=where,
             allowed="an optimizer that steps from gradients alone, and each entry by itself, such as AdamW or SGD",
         ) from error
-    for piece, dense, leaf in zip(masked, *ends, strict=True):
-        if not torch.equal(dense.reshape(-1)[index[piece.name]], leaf.reshape(-1)):
+    for each, whole, leaf in zip(tried, *ends, strict=True):
+        if not torch.equal(whole[each.index], leaf):
             raise BadInput(
-                f"{name} mixes the entries of a tensor, so that those kept of '{piece.name}' would be updated otherwise",
+                f"{name} mixes the entries of a tensor, so that those kept of '{each.name}' would be updated otherwise",
                 where=where,
-                allowed="an optimizer that updates each entry by itself, such as AdamW or SGD; or a dense plan",
+                allowed=ALLOWED,
             )
 
 
-def _chosen(rows: Sequence[Parameter]) -> list[Parameter]:
-    """Returns a few parameters from all over a model, and one of each number of dims and type."""
-    kinds = {(len(row.shape), row.dtype): row for row in rows}
-    spread = rows[:: max(1, -(-len(rows) // MOST))]
-    return list({row.name: row for row in (*spread, *kinds.values())}.values())
+def _refuse_fused(optimizer: torch.optim.Optimizer, where: str) -> None:
+    """Raises BadInput where updates are fused: they round the last entries of a tensor otherwise than the first."""
+    if any(group.get("fused") for group in optimizer.param_groups):
+        raise BadInput(
+            f"{type(optimizer).__name__} with fused=True rounds an entry by its place in the tensor, and kept entries "
+            "have another place",
+            where=where,
+            allowed="fused=False",
+        )
 
 
-def _shape(dims: int) -> tuple[int, ...]:
-    """Returns a shape of 64 numbers: dims of eight, four or two, and of one where there are many."""
-    sizes, left = [], NUMBERS
-    for more in range(dims - 1, -1, -1):
-        size = next(x for x in (8, 4, 2, 1) if more == 0 or left // x >= 2**more or x == 1)
-        sizes.append(left if more == 0 else size)
-        left //= sizes[-1]
-    return tuple(sizes)
+def _stand_ins(rows: Sequence[Parameter]) -> list[_StandIn]:
+    """Returns one stand-in of each parameter; the first of a shape has many numbers."""
+    found, many = [], set[tuple[tuple[int, ...], str]]()
+    for row in rows:
+        kind = _cut(row.shape, MANY), row.dtype
+        large = kind not in many and len(many) < MOST
+        many |= {kind} if large else set()
+        found.append(_StandIn.of(row, MANY if large else NUMBERS))
+    return found
 
 
-def _drawn(name: str, number: int) -> Tensor:
-    seed = torch.Generator().manual_seed(zlib.crc32(f"{name}/{number}".encode()))
-    return torch.randn(NUMBERS, generator=seed, dtype=torch.float64)
+def _cut(shape: Sequence[int], most: int) -> tuple[int, ...]:
+    """Returns a shape of at most so many elements: the largest dims are halved.
+
+    >>> _cut((768, 3072), 2**16), _cut((64, 16, 3, 3), 64), _cut((8,), 64)
+    ((192, 192), (2, 2, 3, 3), (8,))
+    """
+    found = list(shape)
+    while prod(found) > most:
+        largest = found.index(max(found))
+        found[largest] = -(-found[largest] // 2)
+    return tuple(found)
 
 
-def _start(row: Parameter) -> Tensor:
-    """Returns the stand-in of a parameter, zero where it is pruned."""
-    found = torch.zeros(NUMBERS, dtype=torch.float64)
-    found[_kept(row)] = _drawn(row.name, 0)[_kept(row)]
-    return found.to(getattr(torch, row.dtype)).view(_shape(len(row.shape)))
+@dataclass(frozen=True)
+class _StandIn:
+    """A small tensor in the place of a pruned parameter, about a third of which is kept."""
+
+    name: str
+    start: Tensor  # zero where it is pruned
+    index: Tensor  # of the kept entries
+    draw: torch.Generator
+
+    @classmethod
+    def of(cls, row: Parameter, most: int) -> _StandIn:
+        shape, draw = _cut(row.shape, most), torch.Generator().manual_seed(zlib.crc32(row.name.encode()))
+        dtype = getattr(torch, row.dtype)
+        stays = torch.rand(prod(shape), generator=draw) < 1 / 3
+        stays[0], stays[-1] = True, False
+        start = torch.randn(shape, generator=draw, dtype=_drawn_in(dtype)).to(dtype)
+        return cls(row.name, start * stays.view(shape), stays.nonzero().view(-1), draw)
+
+    def piece(self, compressed: bool) -> OwnPart:
+        """Returns what an optimizer is made for; gradients are drawn anew from then on."""
+        self.draw.manual_seed(zlib.crc32(self.name.encode()) + 1)
+        whole = nn.Parameter(self.start.clone())
+        if not compressed:
+            return OwnPart(self.name, 0, whole.numel(), whole)
+        return OwnPart(
+            self.name, 0, len(self.index), nn.Parameter(self._entries(self.start)), whole, self.index
+        )
+
+    def gradient(self, step: int, compressed: bool) -> Tensor:
+        """Returns the next gradient, zero where it is pruned."""
+        dtype = self.start.dtype
+        drawn = torch.randn(self.start.shape, generator=self.draw, dtype=_drawn_in(dtype)).to(dtype)
+        entries = self._entries(drawn * SCALES[step % len(SCALES)])
+        if compressed:
+            return entries
+        masked = torch.zeros_like(drawn)
+        masked.view(-1)[self.index] = entries.reshape(-1)
+        return masked
+
+    def _entries(self, whole: Tensor) -> Tensor:
+        """Returns the kept entries, as many dims as the whole has."""
+        return whole.reshape(-1)[self.index].view(*[1] * (whole.ndim - 1), -1)
 
 
-def _kept(row: Parameter) -> Tensor:
-    return torch.sort(_drawn(row.name, -1).abs().topk(NUMBERS // 3).indices).values
-
-
-def _compressed(row: Parameter, whole: Tensor, index: Tensor) -> OwnPart:
-    entries = whole.reshape(-1)[index].view(*[1] * (whole.ndim - 1), -1)
-    leaf = nn.Parameter(entries.clone())
-    return OwnPart(row.name, 0, len(index), leaf, nn.Parameter(whole.clone()), index)
-
-
-def _gradient(piece: OwnPart, index: Tensor, step: int) -> Tensor:
-    """Returns the gradient of a stand-in, zero where it is pruned."""
-    drawn = _drawn(piece.name, step + 1).to(piece.tensor.dtype)
-    if piece.whole is not None:
-        return drawn[index].view(piece.tensor.shape)
-    masked = torch.zeros_like(drawn)
-    masked[index] = drawn[index]
-    return masked.view(piece.tensor.shape)
+def _drawn_in(dtype: torch.dtype) -> torch.dtype:
+    """Returns the type in which numbers are drawn for one of a model's."""
+    return torch.complex64 if dtype.is_complex else torch.float32

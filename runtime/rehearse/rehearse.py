@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from planner.errors import BadInput
-from planner.plan import Place, Plan, schedule_of, shared_by_element
+from planner.plan import Place, Plan, owners, schedule_of, shared_by_element
 from planner.schedule import check_schedule
 from planner.terminal import Report
 from planner.workload import Workload
@@ -28,7 +28,7 @@ from runtime.rehearse.fake_world import layouts, world_of
 from runtime.rehearse.rank import Rehearsed, rehearsed
 from runtime.rehearse.report import Rehearsal, compared
 from runtime.train import Model
-from runtime.update import buckets_of, owners, trained
+from runtime.update import buckets_of, trained
 from runtime.world import RankMesh, World, alone
 
 STEPS = 3
@@ -126,6 +126,6 @@ def _updated(model: Model) -> dict[int, int]:
         graph, stages_of_layers(plan, graph), RankMesh.of(plan), trained(model.captured)
     ):
         sizes = {name: prod(graph.parameter[name].shape) for name in bucket.names}
-        for name, rank in owners(bucket.ranks, sizes).items():
+        for name, rank in owners(bucket.owners, sizes).items():
             found[rank] = found.get(rank, 0) + sizes[name]
     return found

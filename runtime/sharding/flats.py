@@ -129,7 +129,8 @@ class SharedFlat:
             cut = shape if last - first == end - start else (*[1] * (len(shape) - 1), last - first)
             piece = nn.Parameter(own[here].view(cut))
             piece.grad = grads[here].view(cut)
-            yield OwnPart(name, first - start, last - start, piece)
+            whole = None if last - first == end - start else self.parameters[name]
+            yield OwnPart(name, first - start, last - start, piece, whole)
 
     def own_part(self, unit: FlatUnit) -> Tensor:
         """Returns this rank's values of a unit, padded."""

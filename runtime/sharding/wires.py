@@ -22,7 +22,7 @@ from runtime.world import RankMesh
 # How launched work goes on: beside the training, or over at once, or only when somebody waits for it. The last two are
 # for a rank that runs alone: in one of them it holds the most.
 Pace = Literal["beside", "at once", "awaited"]
-CHUNK = 2**18  # elements of a reduce-scatter at a time; twice as many are held meanwhile
+CHUNK = 2**18  # elements of a gather or a reduce-scatter at a time; up to twice as many are held meanwhile
 
 
 def shared_buckets(
@@ -119,10 +119,16 @@ def stand_in(parameter: Tensor, device: torch.device | None = None) -> Tensor:
 def gather_parts(whole: Tensor, part: Tensor, group: dist.ProcessGroup) -> None:
     """Gathers equal parts of a tensor of one dim from a group, in the order of ranks; collective.
 
+    On the host that goes piece by piece, since gloo gathers into memory of its own.
     Args: `whole` gets all parts; `part` is this rank's, and no view of `whole`.
     """
-    if part.numel():  # there are parameters without elements
-        dist.all_gather(list(torch.split(whole, part.numel())), part, group=group)
+    if not part.numel():  # there are parameters without elements
+        return
+    table = whole.view(-1, part.numel())
+    step = part.numel() if whole.device.type == "cuda" else max(1, CHUNK // len(table))
+    for first in range(0, part.numel(), step):
+        rows = [row[first : first + step] for row in table]
+        dist.all_gather(rows, part[first : first + step], group=group)
 
 
 def scatter_sum(buffer: Tensor, own: Tensor, group: dist.ProcessGroup) -> None:

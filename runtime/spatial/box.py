@@ -22,6 +22,7 @@ from planner.capture import Forward, entered, named_arguments
 from planner.spatial import GETITEM, HERE, Fetch, Need, Placed, Step, call_of, cut_model
 from runtime.spatial.exchange import fetched
 from runtime.spatial.group import Message, Operation, SampleGroup, Wire
+from runtime.spatial.kernels.convolution import INFERRED
 from runtime.spatial.kernels.reshapes import plain
 from runtime.spatial.kernels.table import KERNELS
 from runtime.spatial.operation import Local
@@ -106,7 +107,7 @@ class BoxRunner:
         assert callable(node.target)
         if done.step is None or done.operation.operation == GETITEM:
             return node.target(*args, **kwargs)
-        kernel = KERNELS[done.operation.operation]
+        kernel = INFERRED.get(done.operation.operation, KERNELS[done.operation.operation])
         if kernel is plain and not done.step.fetches:
             return node.target(*args, **kwargs)
         given = named_arguments(node.target, args, kwargs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import time
@@ -17,7 +16,7 @@ from runtime import checkpoint as checkpoints
 from runtime import world as worlds
 from runtime.checkpoint import Checkpoint, CheckpointWriter, Facts
 from runtime.dedup import keeping
-from runtime.execute import Pulse, Resident, Tensors, profiled
+from runtime.execute import Pulse, Resident, Tensors, profiled, settle_memory
 from runtime.kept import masks_of
 from runtime.loop import Around
 from runtime.rank import Rank, RankOptions, assemble, sleeping
@@ -252,7 +251,7 @@ def sleep_rank(paths: Paths, job: Job, plan: Plan, rank: int) -> None:
     device, cards = torch.device("cpu"), cards_of(plan)
     world = worlds.join(at, rank, len(plan.places), device, job.rendezvous, cards, job.patience_s)
     made = sleeping(plan, world, Heartbeat(paths.heartbeat, rank, world.size))
-    _settle_memory()
+    settle_memory()
     for step in range(1, job.steps + 1):
         made.step(step)
     made.transport.drain()
@@ -278,14 +277,8 @@ def training_of(paths: Paths, job: Job, model: Model, rank: int, pulse: Pulse | 
     if pulse is None:
         pulse = Heartbeat(paths.heartbeat, rank, world.size) if paths.heartbeat.exists() else NoPulse()
     training = Training(model, start, world, job, paths, pulse)
-    _settle_memory()
+    settle_memory()
     return training
-
-
-def _settle_memory() -> None:
-    """Takes the objects of the capture, about a million, out of garbage collection, which would pause steps."""
-    gc.collect()
-    gc.freeze()
 
 
 def train_rank(paths: Paths, job: Job, model: Model, rank: int) -> None:

@@ -5,7 +5,7 @@ Start at `gradient_sums.py` (buckets and their sums), then `optimizer.py` (updat
 """
 
 from runtime.update.clipping import Averages, ClipBy, PreviousNorm, Squares, check
-from runtime.update.flats import AnyFlat, Bucket, Flat, OwnPart, Shared, buckets_of, owners
+from runtime.update.flats import AnyFlat, Bucket, Flat, OwnPart, Shared, buckets_of
 from runtime.update.gradient_sums import GradientSync, OnSum, groups_of, named_sums, trained
 from runtime.update.optimizer import (
     LrSchedule,
@@ -39,7 +39,6 @@ __all__ = [
     "load_state",
     "made",
     "named_sums",
-    "owners",
     "state_of",
     "trained",
 ]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from planner.model import ModelGraph
-from planner.plan import BY_ELEMENT
+from planner.plan import BY_ELEMENT, owners
 from runtime.layout import Places
 from runtime.world import RankMesh
 
@@ -38,11 +38,20 @@ class Bucket:
         tuple[int, ...], ...
     ] = ()  # ranks that hold one copy among them, where that is shared by element
     units: tuple[tuple[str, ...], ...] = ()  # names that are gathered and summed together
+    last: tuple[int, ...] = ()  # the ranks that hold the last of several stages
 
     @property
     def by_element(self) -> bool:
         """Returns whether a rank may hold a part of a parameter's gradient."""
         return self.shared in BY_ELEMENT
+
+    @property
+    def owners(self) -> tuple[int, ...]:
+        """Returns the ranks that whole parameters are dealt out among, where the optimizer's state is shared.
+
+        The last of several stages has the fewest micro-batches in flight.
+        """
+        return self.last or self.ranks
 
 
 def buckets_of(
@@ -65,9 +74,11 @@ def buckets_of(
             key = stages, parameter.dtype, (parts or {}).get(parameter.name, ())
             found.setdefault(key, []).append(parameter.name)
     return tuple(
-        Bucket(stages, ranks, dtype, tuple(names))
+        Bucket(stages, ranks, dtype, tuple(names), last=last if len(stages) > 1 else ())
         for (stages, dtype, places), names in sorted(found.items())
-        for ranks in _holders(mesh, stages, places)
+        for ranks, last in zip(
+            _holders(mesh, stages, places), _holders(mesh, stages[-1:], places), strict=True
+        )
     )
 
 
@@ -97,7 +108,8 @@ class OwnPart(NamedTuple):
     stop: int
     tensor: Tensor
     whole: Tensor | None = None  # that the user's optimizer is made for, where `tensor` then takes its place
-    entries: Tensor | None = None  # the indices of the entries of `whole`, laid flat, that `tensor` has
+    # the indices of the entries of `whole`, laid flat, that `tensor` has, if those are not `start` to `stop`
+    entries: Tensor | None = None
 
 
 class AnyFlat(Protocol):
@@ -191,26 +203,13 @@ class Flat:
         return [self.values, self.grads]
 
 
-def owners(ranks: Sequence[int], sizes: Mapping[str, int]) -> dict[str, int]:
-    """Shares the parameters of a bucket among its holders, by the middle of each parameter in the flat buffer.
-
-    Args: `sizes` has the elements of each parameter, in the buffer's order.
-    Returns: one of `ranks` for each parameter.
-    """
-    total, start, found = sum(sizes.values()), 0, {}
-    for name, size in sizes.items():
-        found[name] = ranks[min(len(ranks) - 1, (2 * start + size) // 2 * len(ranks) // total)]
-        start += size
-    return found
-
-
 def share_of(flat: Flat, rank: int, sharded: bool) -> Share:
     """Returns this rank's share of a bucket: neighbouring parameters, about as many elements for each holder.
 
     Args: without `sharded` every holder updates all of it.
     """
-    ranks, names = flat.bucket.ranks, flat.bucket.names
-    if not sharded or len(ranks) == 1:
+    ranks, names = flat.bucket.owners, flat.bucket.names
+    if not sharded or len(flat.bucket.ranks) == 1:
         return Share(names, ())
     owner = owners(ranks, {name: flat.parameters[name].numel() for name in names})
     ranges = []

@@ -207,7 +207,7 @@ def _rate(optimizer: torch.optim.Optimizer) -> float:
 def made(make: Make, pieces: Sequence[OwnPart]) -> torch.optim.Optimizer | None:
     """Returns the user's optimizer; None where it is for some of the model's parameters, of which none are here.
 
-    It is made for whole parameters, since it may group them by name or by dims. Where only some entries of one are
+    It is made for whole parameters, since it may group them by name, dims or size. Where only some entries of one are
     updated, a tensor of these then takes the parameter's place, and state that it has already goes along.
     """
     named = [(piece.name, piece.tensor if piece.whole is None else piece.whole) for piece in pieces]
@@ -229,11 +229,14 @@ def made(make: Make, pieces: Sequence[OwnPart]) -> torch.optim.Optimizer | None:
 
 
 def _entries(piece: OwnPart, value: object) -> object:
-    """Returns the kept entries of a state that has its parameter's shape, and any other as it is."""
-    assert piece.whole is not None and piece.entries is not None
+    """Returns the entries here of a state that has its parameter's shape, and any other as it is."""
+    assert piece.whole is not None
     if not isinstance(value, Tensor) or value.shape != piece.whole.shape:
         return value
-    return value.reshape(-1).index_select(0, piece.entries.to(value.device)).view(piece.tensor.shape)
+    every = value.reshape(-1)
+    if piece.entries is None:
+        return every[piece.start : piece.stop].clone().view(piece.tensor.shape)
+    return every.index_select(0, piece.entries.to(value.device)).view(piece.tensor.shape)
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from planner.kept import Masks
@@ -15,6 +17,8 @@ from runtime.messages import Transport
 from runtime.rank import sync_batchnorm as synchronised
 from runtime.train.training import Batch, Training
 from runtime.update import GradientSync
+
+COUNTED = "count in "  # no mistake: writes down what is summed, into a folder
 
 
 @contextmanager
@@ -29,6 +33,9 @@ def injected(fault: str, rank: int) -> Iterator[None]:
             yield
     elif fault == "own statistics":
         with patch.object(synchronised, "synchronise", lambda modules, mesh: None):
+            yield
+    elif fault.startswith(COUNTED):
+        with _counted(Path(fault.removeprefix(COUNTED)) / f"summed-{rank}"):
             yield
     elif fault == "other masks":
         with patch.object(Masks, "digest", f"of rank {rank}"):
@@ -48,6 +55,19 @@ def _without_sums() -> Iterator[None]:
         begin(self)
 
     with patch.object(GradientSync, "begin", forgetful):
+        yield
+
+
+@contextmanager
+def _counted(file: Path) -> Iterator[None]:
+    add = dist.all_reduce
+
+    def counting(tensor: Tensor, *args: object, **kwargs: object) -> object:
+        with file.open("a") as lines:
+            lines.write(f"{tensor.nbytes if tensor.is_floating_point() else 0}\n")
+        return add(tensor, *args, **kwargs)  # type: ignore[arg-type]
+
+    with patch.object(dist, "all_reduce", counting):
         yield
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import pairwise, product
 
 import numpy as np
 
 from planner.arrays import BoolArray, IntArray
 from planner.cluster import NOISE
-from planner.cost import Tables, copies_of_statistics, losses_held
+from planner.cost import Owned, Rectangles, Tables, copies_of_statistics, losses_held, running_maximum
 from planner.milp.configurations.configurations import Configuration
 from planner.milp.cut.frozen_order import Order
 from planner.schedule import Schedule
@@ -114,8 +116,9 @@ class Sizes:
             return self._part(every)
         if not self.shape.shard:
             return every
-        shared: IntArray = -(-every // self.holders) + self.tables.whole_elements[low, high]
-        return np.minimum(every, shared)
+        return most_updated(self.tables.owned, self.layers, self.holders, cut=bool(self.tables.unsummed))[
+            low, high
+        ]
 
     def moving_bytes(self, low: IntArray, high: IntArray) -> IntArray:
         """Returns the bytes of one micro-batch in each stage, which recomputes as the order has it.
@@ -196,3 +199,82 @@ class Sizes:
         squared = SQUARE_BYTES * np.minimum(tables.largest[low, high], SQUARED_ELEMENTS)
         found: IntArray = np.maximum(size, squared)
         return found
+
+
+def updated_before(tables: Tables, shape: Configuration) -> IntArray:
+    """Returns the trained elements before each boundary: by their first layer, or by their last where one stage has
+    their state.
+    """
+    found: IntArray = np.zeros(tables.layers + 1, np.int64)
+    for row in tables.owned:
+        found[row.users[-1] + 1] += row.elements
+    before: IntArray = np.cumsum(found) if shape.shard else tables.elements[0]
+    return before
+
+
+def updated_alone(tables: Tables, shape: Configuration) -> IntArray:
+    """Returns the trained elements that each layer brings to the update of its stage at least."""
+    each = np.arange(tables.layers)
+    found: IntArray = (
+        np.diff(updated_before(tables, shape)) if shape.shard else tables.elements[each, each + 1]
+    )
+    return found
+
+
+MOST_HOLDERS = 32  # that are looked at one by one; of more, nearly all updates are the largest parameter's
+
+
+@lru_cache(maxsize=64)
+def most_updated(rows: tuple[Owned, ...], layers: int, holders: int, *, cut: bool = False) -> IntArray:
+    """Returns [i, j] the most elements that one of a stage's holders updates, where each parameter has one owner.
+
+    Args: `rows` are the trained parameters as they are dealt out. What an earlier stage holds too is owned here, and
+        counts whole. `cut` is set where a group cuts some, so that not all holders have them.
+    """
+    table = Rectangles(layers)
+    for row in rows:
+        begins, behind = row.users[0] + 1, row.users[-1] + 1
+        table.add((begins, behind), (behind, layers + 1), row.elements)
+    found = table.table
+    for dtype in sorted({row.dtype for row in rows}):
+        own = [row for row in rows if row.dtype == dtype]
+        in_order = all(a.users[0] <= b.users[0] for a, b in pairwise(own))
+        told = in_order and holders <= MOST_HOLDERS and not cut
+        found = found + (_dealt if told else _at_most)(own, layers, holders)
+    return found
+
+
+def _around(row: Owned, layers: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Returns the stages that have all uses of a parameter."""
+    return (0, row.users[0] + 1), (row.users[-1] + 1, layers + 1)
+
+
+def _at_most(rows: Sequence[Owned], layers: int, holders: int) -> IntArray:
+    """Returns [i, j] an even share of what a stage alone has, and its largest parameter."""
+    table, largest = Rectangles(layers), np.zeros(layers, np.int64)
+    for row in rows:
+        table.add(*_around(row, layers), row.elements)
+        largest[list(row.users)] = np.maximum(largest[list(row.users)], row.elements)
+    own = table.table
+    found: IntArray = np.minimum(own, -(-own // holders) + running_maximum(largest))
+    return found
+
+
+def _dealt(rows: Sequence[Owned], layers: int, holders: int) -> IntArray:
+    """Returns [i, j] the most elements of what a stage alone has that one holder updates; see `planner.plan.owners`."""
+    found: IntArray = np.zeros((layers + 1, layers + 1), np.int64)
+    first, last = (np.array([row.users[at] for row in rows]) for at in (0, -1))
+    sizes, several = np.array([row.elements for row in rows], np.int64), first < last
+    begins, ends = ([0, *sorted({int(x) + 1 for x in at[several]}), layers + 1] for at in (first, last))
+    for (i0, i1), (j0, j1) in product(pairwise(begins), pairwise(ends)):
+        inside = ~several | (first >= i0) & (last < j0)  # of all stages that begin and end here
+        before = np.concatenate([[0], sizes[inside].cumsum()])
+        low = np.searchsorted(first[inside], np.arange(i0, i1))[:, None]
+        high = np.maximum(low, np.searchsorted(first[inside], np.arange(j0, j1)))
+        middles, cut = before[:-1] + sizes[inside] // 2, np.broadcast_to(low, high.shape)
+        for holder in range(1, holders + 1):
+            upto = before[low] - (before[low] - before[high]) * holder // holders  # rounded up
+            after = np.clip(np.searchsorted(middles, upto), low, high) if holder < holders else high
+            found[i0:i1, j0:j1] = np.maximum(found[i0:i1, j0:j1], before[after] - before[cut])
+            cut = after
+    return found

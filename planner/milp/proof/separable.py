@@ -27,6 +27,7 @@ import numpy as np
 from planner.arrays import BoolArray, FloatArray, IntArray
 from planner.cluster import Sum
 from planner.milp.cut.problem import CutProblem
+from planner.milp.cut.stage_bytes import updated_before
 from planner.milp.cut.stage_costs import COMPUTE
 from planner.milp.proof.boxes import NOTHING, ROUNDING, STEP, SYNC, Hops
 from planner.milp.proof.weights import Weights
@@ -59,9 +60,9 @@ class SeparableRows:
     def _bytes(self) -> FloatArray:
         """Returns [column, place]: gradients, elements, bytes that cross the place on their way on and back, and 1."""
         tables, places = self.problem.tables, self.places
+        every = tables.summed[0], updated_before(tables, self.problem.shape)
         rows = [
-            table[0, places] + more[places]
-            for table, more in zip((tables.summed, tables.elements), _twice(self.problem), strict=True)
+            before[places] + more[places] for before, more in zip(every, _twice(self.problem), strict=True)
         ]
         return np.stack([*rows, *tables.talk.least_bytes[:, places], np.ones(len(places))])
 
@@ -283,7 +284,10 @@ def _chord(line: Sum, most: int) -> float:
 
 
 def _twice(problem: CutProblem) -> tuple[FloatArray, FloatArray]:
-    """Returns bytes and elements before each place, by last user, of parameters whose users never share a stage."""
+    """Returns bytes and elements before each place, by last user, of parameters whose users never share a stage.
+
+    Where whole parameters are dealt out, their elements are one stage's.
+    """
     graph, longest = problem.tables.graph, problem.layers - problem.stages + 1
     found = np.zeros((2, problem.layers + 1))
     for parameter in graph.trained:
@@ -291,4 +295,4 @@ def _twice(problem: CutProblem) -> tuple[FloatArray, FloatArray]:
         if max(users) - min(users) >= longest:
             found[:, max(users) + 1] += parameter.bytes, prod(parameter.shape)
     bytes_, elements = found.cumsum(1)
-    return bytes_, elements
+    return bytes_, np.zeros_like(elements) if problem.shape.shard else elements

@@ -39,6 +39,7 @@ from planner.arrays import FloatArray, IntArray
 from planner.cluster import Sum
 from planner.cost import Tables
 from planner.milp.configurations.configurations import Configuration
+from planner.milp.cut.stage_bytes import updated_alone
 from planner.milp.cut.unit_times import LayerWork, Passed, UnitFloors, layer_work, own_bytes, shared_by
 from planner.milp.instance import Instance
 from planner.schedule import FAMILIES
@@ -243,8 +244,8 @@ class TotalsBound:
         tables, work = self.instance.tables(shape), self.work(shape)
         fullest = -(-shape.micros // shape.pipes)
         each = np.arange(tables.layers)
-        after = _least(sums, tables.summed[each, each + 1])
-        after = after + tables.elements[each, each + 1] * (tables.step_ns_per_element / shape.updaters)
+        rate = tables.step_ns_per_element / shape.updaters
+        after = _least(sums, tables.summed[each, each + 1]) + updated_alone(tables, shape) * rate
         hop, last = self._hop_ns(shape), shape.stages - 1
         back = 2 * _hops(shape) - _hops_to(shape, np.minimum(each, last))
         begun = work.head + hop * self._hops_before(shape) + fullest * work.total

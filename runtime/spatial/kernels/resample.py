@@ -7,6 +7,7 @@ torch's own operation works, told that the cut dimensions keep their size.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final
 
 import torch
@@ -17,7 +18,7 @@ from planner.spatial import COUNTS, CUBIC
 from runtime.spatial.operation import Kernel, Local
 
 ATEN = torch.ops.aten
-A = -0.75  # of torch's cubic kernel
+RESIDUES = 8  # rows that are told apart: those that are mixed, and some on either side
 
 
 def interpolation(local: Local) -> Tensor:
@@ -58,7 +59,6 @@ def _along(local: Local, x: Tensor, dim: int, position: int) -> Tensor:
     assert fetch is not None
     runs = fetch.runs[local.place(fetch.axis)]
     base = runs[0].start
-    rows = torch.arange(low, high, dtype=torch.float64)
     if "nearest" in local.call.operation:
         index = _nearest(local, dim, position)[low:high] - base
         if int(index.min()) < 0 or int(index.max()) >= x.shape[dim]:
@@ -66,20 +66,62 @@ def _along(local: Local, x: Tensor, dim: int, position: int) -> Tensor:
                 f"{local.call.operation} rounds to a row that its sizes do not give", where=local.call.where
             )
         return x.index_select(dim, index.to(x.device))
-    source = _source(local, rows, dim, position)
-    floor = source.floor()
-    part = source - floor
     size = local.call.tensor("input").shape[dim]
-    taps = _cubic(part) if local.call.operation in CUBIC else [(0, 1 - part), (1, part)]
     total: Tensor | None = None
-    for offset, weight in taps:
-        index = ((floor.long() + offset).clamp(0, size - 1) - base).clamp(0, x.shape[dim] - 1)
+    for tap, weight in _taps(local, x, low, high, dim, position):
+        index = (tap.clamp(0, size - 1) - base).clamp(0, x.shape[dim] - 1)
         shape = [1] * x.dim()
         shape[dim] = -1
         term = x.index_select(dim, index.to(x.device)) * weight.to(x).view(shape)
         total = term if total is None else total + term
     assert total is not None
     return total
+
+
+def _taps(
+    local: Local, x: Tensor, low: int, high: int, dim: int, position: int
+) -> list[tuple[Tensor, Tensor]]:
+    """Returns the input rows that each output row mixes, with the weights of torch's own arithmetic."""
+    size, made = local.call.tensor("input").shape[dim], local.step.output.shape[dim]
+    factors, cubic = local.arguments.get("scale_factors"), local.call.operation in CUBIC
+    factor = float(factors[position]) if factors else None  # type: ignore[index]
+    kind = torch.float64 if x.dtype == torch.float64 else torch.float32
+    corners = local.call.flag("align_corners")
+    found = _weights(cubic, size, made, corners, factor, kind, x.device)[:, low:high].cpu()
+
+    def weight_of(rows: Tensor) -> Tensor:
+        given = found.gather(0, rows.remainder(RESIDUES).unsqueeze(0)).squeeze(0)
+        return given * ((rows >= 0) & (rows < size))
+
+    rows = torch.arange(low, high, dtype=torch.float64)
+    floor = _source(local, rows, dim, position).floor().long()
+    if not cubic:  # torch may have rounded to the row before or behind
+        floor = floor - (weight_of(floor - 1) != 0).long() + (weight_of(floor + 2) != 0).long()
+    return [(floor + i, weight_of(floor + i)) for i in (range(-1, 3) if cubic else range(2))]
+
+
+@lru_cache(maxsize=32)
+def _weights(
+    cubic: bool,
+    size: int,
+    made: int,
+    corners: bool,
+    factor: float | None,
+    kind: torch.dtype,
+    device: torch.device,
+) -> Tensor:
+    """Returns the weights of rows, by the rest of their number, for each output row; torch itself is asked.
+
+    It rounds positions to single precision, which in long volumes moves a weight by more than any sum does.
+    """
+    names = torch.arange(size, device=device) % RESIDUES
+    ones = (names == torch.arange(RESIDUES, device=device)[:, None]).to(kind).unsqueeze(0)
+    with torch.no_grad():
+        if cubic:  # of columns of one number each
+            found: Tensor = ATEN.upsample_bicubic2d.default(ones[..., None], [made, 1], corners, factor)
+            return found[0, :, :, 0]
+        found = ATEN.upsample_linear1d.default(ones, [made], corners, factor)
+    return found[0]
 
 
 def _factor(local: Local, dim: int, position: int) -> float:
@@ -110,16 +152,6 @@ def _nearest(local: Local, dim: int, position: int) -> Tensor:
     with torch.no_grad():
         rows: Tensor = operation(names, [made], scale)
     return rows.flatten().long()
-
-
-def _cubic(part: Tensor) -> list[tuple[int, Tensor]]:
-    def near(t: Tensor) -> Tensor:
-        return ((A + 2) * t - (A + 3)) * t * t + 1
-
-    def far(t: Tensor) -> Tensor:
-        return ((A * t - 5 * A) * t + 8 * A) * t - 4 * A
-
-    return [(-1, far(part + 1)), (0, near(part)), (1, near(1 - part)), (2, far(2 - part))]
 
 
 KERNELS: Final[Mapping[str, Kernel]] = dict.fromkeys(COUNTS, interpolation) | {

@@ -99,11 +99,13 @@ def test_of_replicas_that_share_units_every_cut_has_the_bytes_of_the_definition(
     workspace, walking = tables.with_units[what]
     shard = StageShard(what=what)  # type: ignore[arg-type]
     for i, j, names in intervals(tables):
-        walks = bool(tables.walking.stages[i, tables.layers])
-        found = stage_bytes(replace(made, graph=tables.graph), names, KEY, shard=shard, walking=walks)
-        halves = walking.halves if walks else walking.stored
-        here = (workspace[i, j], halves.splitting[i, j], halves.weighing[i, j])
-        assert here == (found.workspace, found.splitting, found.weighing), names
+        walks = bool(tables.walking.stages[i, j])
+        for also in {walks, bool(tables.walking.stages[i].any())}:  # a layer of another part of the stage
+            found = stage_bytes(replace(made, graph=tables.graph), names, KEY, shard=shard, walking=also)
+            halves = walking.halves if also else walking.stored
+            here = (workspace[i, j], halves.splitting[i, j], halves.weighing[i, j])
+            assert here == (found.workspace, found.splitting, found.weighing), names
+        assert walking.chosen.weighing[i, j] == (walking.halves if walks else walking.stored).weighing[i, j]
 
 
 def _in_blocks(made: Profile, size: int) -> Profile:

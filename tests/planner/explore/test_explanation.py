@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 
 from planner.errors import Infeasible
-from planner.explore import Explanation, explain
+from planner.explore import Explanation, explain, over_kept
 from planner.explore.explanation import _near, _others, _over_bound
+from planner.kept import WHOLE, KeptEntries
 from planner.milp import Question, solve, solve_with_search
+from planner.plan import dump
 from planner.profile import Profile, Seconds
 from planner.show import data, text
 from planner.show.rivals import configuration_text
@@ -46,6 +48,41 @@ def exact(costs: Profile) -> Profile:
         for key, cost in costs.costs.items()
     }
     return replace(costs, costs=rows)
+
+
+def wide(costs: Profile) -> Profile:
+    """The same model, whose weights have two dims."""
+    rows = tuple(replace(row, shape=(1, *row.shape)) for row in costs.graph.parameters)
+    return replace(costs, graph=replace(costs.graph, parameters=rows))
+
+
+def small(share: float) -> Question:
+    costs = wide(profile(chain(4, 3)))
+    costs = replace(costs, kept=KeptEntries.of_share(costs.graph, share))
+    return Question(profile=costs, cluster=cluster(2), batch=4, schedules=["1f1b"])
+
+
+def test_of_a_pruned_model_it_is_said_what_its_state_takes_beside_the_unpruned_one() -> None:
+    found = explain(small(0.1), more_bytes=100_000)
+    assert found.pruned is not None and found.pruned.dense == solve(small(1.0))
+    rate = COSTS.optimizer.state_bytes_per_parameter
+    assert found.pruned.dense_bytes_each == pytest.approx(8 + rate, rel=0.02)
+    assert found.pruned.bytes_each == pytest.approx(4 + 0.1 * (12 + rate), rel=0.02)
+    said = f"{found.pruned.bytes_each:.1f} instead of {found.pruned.dense_bytes_each:.1f} bytes a parameter"
+    assert said in text(found)
+    assert explain(small(1.0), more_bytes=100_000).pruned is None
+
+
+def test_a_share_of_one_gives_the_plan_of_an_unpruned_model_to_the_byte() -> None:
+    unpruned = small(0.1)
+    unpruned = replace(unpruned, profile=replace(unpruned.profile, kept=WHOLE))
+    assert dump(solve(small(1.0))) == dump(solve(unpruned))
+
+
+def test_every_share_gets_the_plan_that_it_makes_possible() -> None:
+    sweep = over_kept(small(1.0), (0.1, 1.0, 0.1))
+    assert [row.asked for row in sweep.rows] == [1.0, 0.1]
+    assert all(row.plan == solve(small(row.asked)) for row in sweep.rows)
 
 
 def test_what_is_explained_is_the_plan_that_is_found(tight: Explanation) -> None:

@@ -91,6 +91,15 @@ def test_a_file_gives_back_what_was_written_with_the_same_digest(tmp_path: Path)
     assert prune(numbers(), 0.2).digest != masks.digest
 
 
+def test_masks_of_a_tensor_in_another_shape_are_refused(tmp_path: Path) -> None:
+    turned = prune(numbers({"a": WEIGHTS["a"].T}), 0.1)
+    dump(turned, tmp_path / "turned")
+    with pytest.raises(
+        BadInput, match=r"the mask of 'a' has shape \(10, 20\).*that of the parameter, \(20, 10\)"
+    ):
+        load_masks(tmp_path / "turned").fitted(graph())
+
+
 def test_masks_of_bool_are_converted(tmp_path: Path) -> None:
     mask = np.zeros((20, 10), np.bool_)
     mask[3, 4] = mask[0, 1] = True
@@ -109,6 +118,8 @@ def test_masks_of_bool_are_converted(tmp_path: Path) -> None:
         ({"a": np.zeros(0, np.int32)}, "keeps no entry"),
         ({"a": np.zeros((20, 10), np.bool_)}, "keeps no entry"),
         ({"a": np.zeros((20, 11), np.bool_) | True}, "for another model"),
+        ({"a": np.ones((10, 20), np.bool_)}, r"the mask of 'a' has shape \(10, 20\)"),
+        ({"a": np.ones(200, np.bool_)}, r"the mask of 'a' has shape \(200,\)"),
         ({"a": np.zeros(4, np.float32)}, "float32 of shape"),
         ({"nothing": np.array([0], np.int32)}, "no parameter of this model"),
         ({"frozen": np.array([0], np.int32)}, "not trained"),

@@ -15,7 +15,7 @@ from planner.cluster import Cluster, Slot, limit_bytes, spread, sum_s, transfer_
 from planner.cost import copies_of_statistics, losses_held, stage_bytes, step_bytes
 from planner.errors import BadInput
 from planner.model import Layer, crossings, stage_of_layers
-from planner.plan import Hop, StageShard, StageTimes
+from planner.plan import Hop, StageShard, StageTimes, owners
 from planner.profile import CostKey, Profile
 from planner.schedule import FAMILIES, Kind, Schedule, generate, with_recompute
 from planner.simulate import Spans, StageBytes, compile, duration_vector, lifetimes, period
@@ -265,7 +265,11 @@ def _times(
         recompute_ns=sum(round(c.forward.median * NS) for c in costs[:done]),
         sync_ns=ceil(sync - 1e-6),
         step_ns=_step_ns(
-            [*kept.values()], rate, share, ceil(sync - 1e-6), pruned * profile.optimizer.scatter_s
+            _most_elements(profile, layers, share),
+            rate,
+            share,
+            ceil(sync - 1e-6),
+            pruned * profile.optimizer.scatter_s,
         ),
     )
 
@@ -364,15 +368,26 @@ def _gathered_s(profile: Profile, layer: str) -> float:
     return sum(profile.kept.counts.get(name, 0) for name in used) * profile.optimizer.gather_s
 
 
-def _step_ns(sizes: Sequence[int], rate: float, share: int, sync_ns: int, scattered_s: float) -> int:
+def _step_ns(elements: int, rate: float, share: int, sync_ns: int, scattered_s: float) -> int:
     handed = 0 if share == 1 else (sync_ns + 1) // 2
-    return ceil((_most_elements(sizes, share) * rate + scattered_s) * NS - 1e-6) + handed
+    return ceil((elements * rate + scattered_s) * NS - 1e-6) + handed
 
 
-def _most_elements(sizes: Sequence[int], share: int) -> int:
-    """Of one holder, where parameters are dealt out whole."""
-    every = sum(sizes)
-    return every if share == 1 else min(every, ceil(every / share) + max(sizes, default=0))
+def _most_elements(profile: Profile, layers: Sequence[str], share: int) -> int:
+    """Of one holder, where parameters are dealt out whole; what an earlier stage holds too counts whole."""
+    alone: dict[str, int] = {}
+    earlier = 0
+    for row in profile.graph.trained:
+        if set(row.users) & set(layers):
+            size = profile.kept.counts.get(row.name, prod(row.shape))
+            if set(row.users) <= set(layers):
+                alone[row.name] = size
+            elif max(row.users, key=profile.graph.index.__getitem__) in layers:
+                earlier += size
+    most = dict.fromkeys(range(share), 0)
+    for name, owner in owners(range(share), alone).items():
+        most[owner] += alone[name]
+    return earlier + max(most.values())
 
 
 def _launched(times: StageTimes, launch_ns: int) -> StageTimes:
@@ -453,7 +468,7 @@ def _state(
     weights = [graph.parameter[name] for name in used]
     trained = [p for p in weights if p.trainable]
     stay = {p.name: profile.kept.counts.get(p.name, prod(p.shape)) for p in trained}
-    elements = _most_elements([*stay.values()], shared.ranks)
+    elements = _most_elements(profile, layers, shared.ranks)
     gradients = sum(stay[p.name] * p.bytes // prod(p.shape) for p in trained)
     parted = 0
     if shared.by_element is not None:

@@ -22,7 +22,8 @@ from tests.planner.milp.images import Grid, Images, effective, images, profile
 from tests.planner.milp.instances import cluster
 
 SEEDS = (*range(48), 105)  # few gather within a stage
-DRAWN = 16
+DRAWN = 8
+TELLING = (5, 20, 105)  # have what few have: nobody need look through the others first
 SHARING = (8, 23, 37, 45, 47, 64, 70)  # of micro-batches that ranks may share
 
 
@@ -119,7 +120,7 @@ def test_no_cut_of_layers_or_samples_is_faster_than_the_plan(seed: int) -> None:
         assert violations(plan, profile=given.profile, cluster=given.cluster) == []
 
 
-@pytest.mark.parametrize("seed", part(SHARING, 4))
+@pytest.mark.parametrize("seed", part(SHARING, 2))
 def test_no_plan_is_faster_than_one_that_shares_samples(seed: int) -> None:
     given = replace(case(seed, (1, 2, 4)), batch=4)
     plan, right = solved(given), best(given)
@@ -147,7 +148,7 @@ def test_the_cases_cover_every_grid_gathers_and_what_fits_on_no_device_alone() -
             yield "stages on grids"
 
     solved_above = part(SEEDS, DRAWN)
-    assert found((*solved_above, *SEEDS), kinds, wanted) == wanted
+    assert found((*TELLING, *solved_above, *SEEDS), kinds, wanted) == wanted
     given = case(30)
     nodes = tuple(group.model_copy(update={"memory_bytes": 24_000}) for group in given.cluster.nodes)
     narrow = replace(given, cluster=given.cluster.model_copy(update={"nodes": nodes}))

@@ -81,6 +81,13 @@ def test_the_same_command_joins_what_is_there_and_another_is_refused(place: Plac
         inferred(folder, tmp_path / "theirs.npy")
 
 
+def test_an_output_that_is_gone_is_one_message(place: Place, tmp_path: Path) -> None:
+    inferred(place[0], tmp_path / "out.npy", chunk="40")
+    (tmp_path / "out.npy").unlink()
+    with pytest.raises(BadInput, match=r"out\.npy: is gone.*remove .*out\.npy\.tasks, too"):
+        inferred(place[0], tmp_path / "out.npy", chunk="40")
+
+
 def worker(folder: InferFolder) -> subprocess.Popen[bytes]:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-P", "-m", "runtime.infer.work", str(folder.root)]
@@ -262,6 +269,36 @@ def test_wrong_channels_and_a_read_only_folder_are_one_message(place: Place, tmp
     np.save(tmp_path / "two.npy", np.zeros((2, 9, 9), "f4"))
     with pytest.raises(BadInput, match=r"two\.npy: has the shape \(2, 9, 9\) .*1 channels, then 2 axes"):
         inferred(place[0], tmp_path / "out.npy", input=str(tmp_path / "two.npy"))
+
+
+@pytest.mark.parametrize(
+    ("volume", "said"),
+    [
+        (np.zeros((9, 9), "c8"), "complex64.*real numbers"),
+        (np.zeros((9, 9), "datetime64[s]"), "datetime64.*real numbers"),
+        (np.zeros((9, 9), "g"), "real numbers of at most 64 bits"),
+        (np.zeros((9, 0), "f4"), "at least one row along each axis"),
+    ],
+)
+def test_volumes_of_other_numbers_and_of_none_are_refused(
+    place: Place, tmp_path: Path, volume: np.ndarray[Any, Any], said: str
+) -> None:
+    np.save(tmp_path / "in.npy", volume)
+    with pytest.raises(BadInput, match=rf"in\.npy: .*{said}"):
+        prepared(request(place[0], tmp_path / "out.npy", input=str(tmp_path / "in.npy")))
+
+
+def test_weights_without_a_buffer_that_the_model_reads_are_refused(place: Place, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    found = load_file(place[0] / "weights.safetensors")
+    del found["norm.num_batches_tracked"]  # which evaluation does not read
+    save_file(found, tmp_path / "fewer.safetensors")
+    prepared(request(place[0], tmp_path / "out.npy", weights=str(tmp_path / "fewer.safetensors")))
+    del found["norm.running_mean"]
+    save_file(found, tmp_path / "none.safetensors")
+    with pytest.raises(BadInput, match=r"none\.safetensors: has no 'norm\.running_mean'"):
+        prepared(request(place[0], tmp_path / "out.npy", weights=str(tmp_path / "none.safetensors")))
 
 
 def test_a_read_only_input_is_read_and_one_smaller_than_the_margin_is_exact(

@@ -63,6 +63,14 @@ def test_slices_of_tiff_are_one_volume_in_the_order_of_their_names(tmp_path: Pat
     assert np.array_equal(volume.read(((1, 3), (0, 5), (2, 4))), numbers[1:3, :, 2:4])
 
 
+def test_slices_whose_numbers_and_names_say_two_orders_are_refused(tmp_path: Path) -> None:
+    tifffile = pytest.importorskip("tifffile")
+    for i in (1, 2, 10):
+        tifffile.imwrite(tmp_path / f"slice{i}.tif", np.zeros((4, 4), "u1"))
+    with pytest.raises(BadInput, match=r"'slice10' comes before 'slice2' by name.*007 and 010"):
+        opened(str(tmp_path))
+
+
 def test_a_volume_that_is_none_is_one_message(tmp_path: Path) -> None:
     (tmp_path / "torn.npy").write_bytes(b"\x93NUMPY\x01")
     (tmp_path / "text.txt").write_text("no")

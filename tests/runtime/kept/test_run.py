@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from planner import measure
+from planner.cluster import Cluster, Link, Links, NodeGroup
 from planner.errors import BadInput, BadPlan
-from planner.kept import Masks, dump, load_masks
+from planner.kept import KeptEntries, Masks, dump, load_masks
+from planner.milp import Question, solve
 from planner.plan import Plan
 from runtime import checkpoint as checkpoints
 from runtime.kept import KeptFlat
@@ -19,6 +23,7 @@ from runtime.world import alone
 from tests.captures import captured_of
 from tests.pool import Pool
 from tests.runtime.compare import run
+from tests.runtime.faults import COUNTED
 from tests.runtime.kept.pruned import masks_for, pruned_plan
 from tests.runtime.test_equality import HERE, plan_of
 
@@ -61,6 +66,31 @@ def test_the_tensors_kept_are_those_of_the_prediction(tmp_path: Path) -> None:
     assert sum(seen.values()) == pytest.approx(whole, rel=0.01)
 
 
+@pytest.mark.parametrize("share", [1.0, 0.3, 0.1])
+def test_the_tensors_kept_are_those_that_the_plan_predicts(share: float, tmp_path: Path) -> None:
+    arguments = {**ARGUMENTS, "width": "256"}
+    workload, _ = captured_of(HERE + "optimised.py", arguments, 2)
+    costs = measure.profile(workload, device="roofline:cpu", micros=(2,))
+    costs = replace(costs, kept=KeptEntries.of_share(costs.graph, share))
+    group = NodeGroup(count=1, device="cpu", devices_per_node=1, memory_bytes=2**34)
+    machine = Cluster(
+        name="one", nodes=(group,), links=Links(node=Link(latency_s=1e-6, bandwidth_bytes_per_s=1e9))
+    )
+    plan = solve(
+        Question(profile=costs, cluster=machine, batch=4, fix={"pipeline": 1, "micro": 2, "schedule": "1f1b"})
+    )
+    kept = {}
+    if share < 1.0:
+        masks_for(plan, tmp_path / "k", keep=share)
+        kept = {"kept": str(tmp_path / "k")}
+    training = opened(plan, tmp_path / "run", **kept)
+    steps(training, 2)
+    (predicted,) = plan.prediction.memory
+    seen = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in training.rank.kept()}
+    whole = predicted.parameters + predicted.gradients + predicted.optimizer
+    assert sum(seen.values()) == pytest.approx(whole, rel=0.01)
+
+
 def test_a_gradient_lives_no_longer_than_its_micro_batch(tmp_path: Path) -> None:
     plan = pruned_plan(HERE + "optimised.py", ARGUMENTS, tmp_path / "k", **ONE)
     training = opened(plan, tmp_path / "run", kept=str(tmp_path / "k"))
@@ -80,6 +110,27 @@ def test_a_run_that_was_ended_goes_on_with_the_same_bits(tmp_path: Path) -> None
     saved(first)
     have = steps(opened(plan, tmp_path / "parts"), 2)
     assert want.keys() == have.keys() and all(torch.equal(want[n], have[n]) for n in want)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"family": "zb-h1", "workers": 2, "micros": 2},
+        {"family": "1f1b", "workers": 1, "micros": 1, "data": 2, "shard": True},
+    ],
+    ids=["split", "sharded"],
+)
+def test_a_pruned_run_goes_on_under_another_plan_with_the_same_bits(
+    other: dict[str, object], pool: Pool, tmp_path: Path
+) -> None:
+    plan = pruned_plan(HERE + "optimised.py", ARGUMENTS, tmp_path / "k", **ONE)
+    want = steps(opened(plan, tmp_path / "whole", kept=str(tmp_path / "k")), 4)
+    first = opened(plan, tmp_path / "parts", kept=str(tmp_path / "k"))
+    steps(first, 2)
+    saved(first)
+    changed = pruned_plan(HERE + "optimised.py", ARGUMENTS, tmp_path / "k", **other)
+    have = run(pool, changed, tmp_path / "parts", steps=2).after[-1]
+    assert all(torch.equal(have[name], tensor) for name, tensor in want.items())
 
 
 def test_a_pruned_run_begins_with_the_state_of_a_dense_one(tmp_path: Path) -> None:
@@ -177,3 +228,22 @@ def test_ranks_with_other_masks_do_not_begin(pool: Pool, tmp_path: Path) -> None
     plan = plan.model_copy(update={"kept": plan.kept and plan.kept.model_copy(update={"digest": ""})})
     with pytest.raises(Exception, match="other masks of pruned weights"):
         run(pool, plan, tmp_path / "run", steps=1, fault="other masks", kept=str(tmp_path / "k"))
+
+
+@pytest.mark.parametrize("pruned", [True, False])
+def test_a_sum_sends_four_bytes_for_each_kept_entry_and_for_each_number_of_a_whole_parameter(
+    pruned: bool, pool: Pool, tmp_path: Path
+) -> None:
+    shape: dict[str, object] = {"family": "1f1b", "workers": 1, "micros": 2, "data": 2}
+    model, arguments, kept = HERE + "mlp.py", {"layers": "5"}, {}
+    if pruned:
+        plan, kept = pruned_plan(model, arguments, tmp_path / "k", **shape), {"kept": str(tmp_path / "k")}
+    else:
+        plan = plan_of(model, arguments, **shape)
+    run(pool, plan, tmp_path / "run", steps=3, fault=f"{COUNTED}{tmp_path}", **kept)
+    counts = load_masks(tmp_path / "k").counts if pruned else {}
+    rows = captured_of(model, arguments, plan.batch.micro)[1].graph.trained
+    stay = sum(counts.get(row.name, row.bytes // 4) for row in rows)
+    for rank in range(2):
+        sent = [int(line) for line in (tmp_path / f"summed-{rank}").read_text().split()]
+        assert sum(sent) == 3 * 4 * stay, sent

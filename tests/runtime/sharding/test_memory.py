@@ -4,50 +4,80 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from itertools import product
 
 import pytest
 
+from planner.cost.unit_tables import unit_tables
 from planner.milp import Question, solve
+from planner.plan import Plan
+from planner.profile import Profile
 from runtime.sharding.wires import Wires
+from tests.draws import covering
 from tests.runtime.test_memory_model import machines, profile, ratios
 
+MODELS = {
+    "gpt2": ("gpt2", (("size", "tiny"),), "blocks.2.norm1"),
+    "resnet50": ("resnet50", (("side", "32"),), "layer3.0.conv1"),
+}  # with the first layer of a second stage
+MODES = (False, "state", "gradients", "parameters")
+CASES = list(product(MODELS, MODES, (1, 2), (2, 4)))
+FAMILIES = [("gpt2", mode, stages, 2, "zb-h1") for mode in MODES[2:] for stages in (1, 2)]
 
-@pytest.mark.parametrize("sharing", ["gradients", "parameters"])
-@pytest.mark.parametrize("pipeline", [1, 2])
-def test_no_rank_that_shares_holds_more_than_was_predicted(sharing: str, pipeline: int) -> None:
-    costs = profile("mlp", (("layers", "9"), ("width", "96")), 4)
-    fix = {"data": 2, "pipeline": pipeline, "schedule": "1f1b", "recompute": False, "shard": sharing}
-    machine = machines(2 * pipeline)
-    plan = solve(Question(profile=costs, cluster=machine, batch=16 * pipeline, fix=fix))
-    found = ratios(plan)
-    assert 0.75 <= max(found) <= 1.01, found
+
+def solved(
+    name: str, sharing: str | bool, stages: int, data: int, family: str = "1f1b"
+) -> tuple[Plan, Profile]:
+    workload, arguments, middle = MODELS[name]
+    costs = profile(workload, arguments, 2)
+    layers = [layer.name for layer in costs.graph.layers]
+    half = layers.index(middle)
+    fix: dict[str, object] = {
+        "data": data,
+        "pipeline": stages,
+        "schedule": family,
+        "recompute": False,
+        "shard": sharing,
+    }
+    if stages == 2:
+        fix["stages"] = [layers[:half], layers[half:]]
+    question = Question(profile=costs, cluster=machines(stages * data), batch=4 * stages * data, fix=fix)
+    return solve(question), costs
 
 
 @pytest.mark.parametrize(
-    ("sharing", "data"),
-    [("gradients", 2), ("gradients", 3), ("parameters", 2), ("parameters", 3), ("parameters", 4)],
+    ("name", "sharing", "stages", "data", "family"),
+    covering(
+        [(*case, "1f1b") for case in CASES] + FAMILIES,
+        kinds=lambda case: (case[:2], (case[0], *case[2:4]), case[1:3], case[4]),
+    ),
 )
-@pytest.mark.parametrize("family", ["1f1b", "zb-h1"])
-def test_a_gpt2_holds_what_was_predicted_within_four_percent(sharing: str, data: int, family: str) -> None:
-    """Whatever the pace of links is: a rehearsal takes the fastest and the slowest."""
-    costs = profile("gpt2", (("size", "tiny"),), 2)
-    fix = {"data": data, "pipeline": 1, "schedule": family, "recompute": False, "shard": sharing}
-    plan = solve(Question(profile=costs, cluster=machines(data), batch=4 * data, fix=fix))
-    (found,) = ratios(plan)
-    assert 0.96 <= found <= 1.01
-    (memory,) = plan.prediction.memory
-    whole = sum(row.bytes for row in costs.graph.parameters)
-    parts = memory.parameters + memory.gradients + memory.optimizer
-    assert sharing == "gradients" or parts <= 4 * whole / data + 1024
+def test_every_rank_holds_what_was_predicted_within_four_percent(
+    name: str, sharing: str | bool, stages: int, data: int, family: str
+) -> None:
+    """Whatever the pace of links is: a rehearsal takes the fastest and the slowest.
+
+    Between stages, a message less may be on its way than could be.
+    """
+    plan = solved(name, sharing, stages, data, family)[0]
+    message = max((hop.bytes for hop in plan.hops), default=0)
+    for found, memory in zip(ratios(plan), plan.prediction.memory, strict=True):
+        assert 0.96 - message / memory.total <= found <= 1.01
 
 
-@pytest.mark.parametrize("sharing", ["state", "gradients", "parameters"])
-def test_a_resnet_holds_what_was_predicted_within_four_percent(sharing: str) -> None:
-    costs = profile("resnet50", (("side", "32"),), 2)
-    fix = {"data": 2, "pipeline": 1, "schedule": "1f1b", "recompute": False, "shard": sharing}
-    plan = solve(Question(profile=costs, cluster=machines(2), batch=4, fix=fix))
-    found = ratios(plan)
-    assert 0.96 <= max(found) <= 1.01, found
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_rank_holds_a_part_of_all_state_three_units_and_what_layers_save(name: str, stages: int) -> None:
+    shared, costs = solved(name, "parameters", stages, 4)
+    whole, _ = solved(name, False, stages, 4)
+    units = unit_tables(costs.graph).bytes
+    for number, (memory, plain) in enumerate(
+        zip(shared.prediction.memory, whole.prediction.memory, strict=True)
+    ):
+        held = plain.parameters + plain.gradients + plain.optimizer
+        tied = sum(row.bytes for row in costs.graph.parameters if len(row.users) > 1)
+        most = held / 4 + 3 * max(units.max(), tied) + plain.activations + plain.buffers
+        assert memory.total - memory.margin <= most + 4096, number
 
 
 class Queued(Future[None]):
@@ -70,7 +100,5 @@ def test_a_unit_takes_its_memory_when_its_turn_on_the_wire_comes(monkeypatch: py
     """It is asked for while gradients of the last unit are on the wire: both at a time would be a unit too many."""
     waiting: list[Queued] = []
     monkeypatch.setattr(Wires, "launch", lambda wires, group, run: Queued(waiting, run))
-    costs = profile("gpt2", (("size", "tiny"),), 2)
-    fix = {"data": 2, "pipeline": 1, "schedule": "1f1b", "recompute": False, "shard": "parameters"}
-    (found,) = ratios(solve(Question(profile=costs, cluster=machines(2), batch=8, fix=fix)))
+    (found,) = ratios(solved("gpt2", "parameters", 1, 2)[0])
     assert 0.96 <= found <= 1.01 and not waiting

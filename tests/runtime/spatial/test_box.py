@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from itertools import product
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 from planner.capture import Forward, forward_of
 from planner.errors import BadInput
 from planner.spatial import Box, Reach, alignment
 from planner.workload import Workload
+from runtime.infer.sweep import SweepRunner, sweep
 from runtime.spatial import BoxRunner
+from tests.draws import covering
 
 SIZES = {1: (61,), 2: (37, 22), 3: (15, 13, 10)}
 STEPS = {1: (17,), 2: (16, 7), 3: (8, 12, 7)}
@@ -114,8 +118,10 @@ def workload(build: Callable[[], nn.Module]) -> Workload:
     return Workload(name="a model", where="model.py", arguments={}, functions=functions)
 
 
-def captured(module: nn.Module, shape: tuple[int, ...]) -> tuple[Forward, Reach, BoxRunner]:
-    forward = forward_of(workload(lambda: module), shape, torch.float64)
+def captured(
+    module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = torch.float64
+) -> tuple[Forward, Reach, BoxRunner]:
+    forward = forward_of(workload(lambda: module), shape, dtype)
     tensors = {**module.state_dict(), **forward.captured.layout.traced.constants}
     return forward, Reach(forward.operations, forward.source, forward.result), BoxRunner(forward, tensors)
 
@@ -143,8 +149,7 @@ def integral(module: nn.Module) -> nn.Module:
     return module
 
 
-@pytest.mark.parametrize("d", [1, 2, 3])
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(("name", "d"), covering(product(NETWORKS, SIZES), kinds=lambda case: case))
 def test_boxes_give_the_numbers_of_the_whole_volume(name: str, d: int) -> None:
     module = integral(NETWORKS[name](d))
     x = torch.randint(-3, 4, (1, 2, *SIZES[d])).double()
@@ -156,6 +161,79 @@ def test_boxes_give_the_numbers_of_the_whole_volume(name: str, d: int) -> None:
         made[at(box)] = run(need, x[at(need.input)])
     assert reach.output_shape == tuple(expected.shape)
     assert torch.equal(made, expected)
+
+
+def test_a_model_that_gives_its_input_back_needs_the_box_alone() -> None:
+    x = torch.randn(1, 2, 9, 8, dtype=torch.float64)
+    _, reach, run = captured(nn.Identity().double(), tuple(x.shape))
+    need = reach.of(((3, 6), (4, 8)))
+    assert need.input == need.output
+    assert torch.equal(run(need, x[at(need.input)]), x[..., 3:6, 4:8])
+
+
+@pytest.mark.parametrize("d", [1, 2, 3])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_in_fp32_boxes_and_passes_are_within_a_millionth_of_the_largest_number(name: str, d: int) -> None:
+    torch.manual_seed(0)
+    module = NETWORKS[name](d).eval()
+    x = torch.randn(1, 2, *SIZES[d])
+    forward, reach, run = captured(module, tuple(x.shape), torch.float32)
+    runner = SweepRunner(forward, {**module.state_dict(), **forward.captured.layout.traced.constants})
+    expected = module(x).detach()
+    for box in boxes(reach.output_space, STEPS[d]):
+        need = reach.of(box)
+        parts = runner.run(reach, sweep(reach, box, d - 1, 3), lambda rows: x[at(rows)])
+        for made in (run(need, x[at(need.input)]), torch.cat([part for _, part in parts], d + 1)):
+            assert (made - expected[at(box)]).abs().max() <= 1e-6 * expected.abs().max()
+
+
+class Resized(nn.Module):
+    def __init__(self, mode: str, **given: object) -> None:
+        super().__init__()
+        self.first, self.given = CONVOLUTION[1 if mode == "linear" else 2](2, 2, 3, padding=1), given
+        self.mode = mode
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = F.interpolate(self.first(x), mode=self.mode, **self.given)  # type: ignore[arg-type]
+        return made
+
+
+@pytest.mark.parametrize(
+    ("space", "mode", "given"),
+    [
+        ((1667,), "linear", {"size": 5000}),
+        ((4999,), "linear", {"size": 1667}),
+        ((333,), "linear", {"scale_factor": 2.7}),
+        ((333,), "linear", {"size": 999, "align_corners": True}),
+        ((667, 5), "bilinear", {"size": (2000, 7)}),
+        ((667, 5), "bicubic", {"size": (2000, 7)}),
+        ((33, 4), "bicubic", {"scale_factor": (2.7, 0.6)}),
+    ],
+)
+def test_interpolation_by_odd_factors_takes_the_weights_that_torch_rounds_in_long_volumes(
+    space: tuple[int, ...], mode: str, given: dict[str, object]
+) -> None:
+    torch.manual_seed(0)
+    module, x = Resized(mode, **given).eval(), torch.randn(1, 2, *space)
+    _, reach, run = captured(module, tuple(x.shape), torch.float32)
+    expected = module(x).detach()
+    for box in boxes(reach.output_space, (497, 3)[: len(space)]):
+        need = reach.of(box)
+        made = run(need, x[at(need.input)])
+        assert (made - expected[at(box)]).abs().max() <= 5e-7 * expected.abs().max()
+
+
+def test_few_rows_are_convolved_by_onednn_as_many_are() -> None:
+    torch.manual_seed(0)
+    module = chain(nn.Conv3d(2, 4, 3, padding=1), nn.Conv3d(4, 3, (3, 2, 1), stride=2), nn.Conv3d(3, 2, 1))
+    x = torch.randn(1, 2, *SIZES[3])
+    _, reach, run = captured(module.eval(), tuple(x.shape), torch.float32)
+    need = reach.of(((1, 4), (2, 3), (0, 5)))
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        made = run(need, x[at(need.input)])
+    names = [event.key for event in seen.key_averages() for _ in range(event.count)]
+    assert names.count("aten::mkldnn_convolution") == 2, "a kernel of one voxel is a matrix product"
+    assert (made - module(x)[at(need.output)]).abs().max() <= 1e-6 * made.abs().max()
 
 
 @pytest.mark.parametrize("name", NETWORKS)
