@@ -45,6 +45,7 @@ class InferJob:
     device: str = "cpu"
     devices: int = 0  # that share one task, the whole volume; 0: boxes, each on one
     fingerprint: str = ""  # of the model
+    stamp: str = ""  # names, sizes and times of the files of input and mask, as one digest
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ from runtime.infer.chunk import ChunkChoice, free_memory
 from runtime.infer.folder import InferJob
 from runtime.infer.model import DTYPES, Applied
 from runtime.infer.storage import one_writer, opened
-from runtime.infer.weights import digest_of, weights_of
+from runtime.infer.weights import digest_of, stamp_of, weights_of
 
 PATCH = 96  # rows of a blended patch along each axis, where nothing is said
 WIDE = 4  # patches that a task of a blended output is wide, at least
@@ -178,6 +178,7 @@ def prepared(request: InferRequest, *, measure: bool = True) -> InferPlan:
         overlap = _rows(request.overlap, "--overlap", applied.space) or default_overlap(patch)
         applied.job = job = replace(job, patch=list(patch), overlap=list(overlap))
     applied.job = job = replace(job, fingerprint=applied.forward.captured.graph.fingerprint)
+    applied.job = job = replace(job, stamp=stamp_of((job.input, job.mask)))
     space = applied.output_space
     applied.module  # loads the weights, which must fit  # noqa: B018
     _check_mask(job, space)

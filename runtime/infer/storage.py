@@ -63,7 +63,7 @@ def opened(name: str) -> Volume:
     Args: `name` is a path, with ":ARRAY" behind it where a file holds several arrays.
     Raises: BadInput where there is none, it cannot be read, or a library is missing.
     """
-    path, inner = _parted(name)
+    path, inner = parted(name)
     try:
         if path.suffix in NPY:
             return NpyVolume(path)
@@ -117,7 +117,8 @@ def one_writer(path: Path) -> bool:
     return path.suffix in HDF5
 
 
-def _parted(name: str) -> tuple[Path, str]:
+def parted(name: str) -> tuple[Path, str]:
+    """Returns the path of a volume, and the name of the array inside, which may be empty."""
     if Path(name).exists() or ":" not in name:
         return Path(name), ""
     path, _, inner = name.rpartition(":")

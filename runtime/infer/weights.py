@@ -1,8 +1,9 @@
-"""The weights of an inference: where they lie, the digest by which workers know them, and how a module gets them."""
+"""The files of an inference: where weights lie, how a module gets them, and digests by which workers know all files."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 from planner.capture import Forward
 from planner.errors import BadInput
 from runtime import checkpoint as checkpoints
+from runtime.infer.storage import parted
 from runtime.runfolder import Paths
 
 INDEX = "index.json"
@@ -43,6 +45,21 @@ def digest_of(path: Path) -> str:
         with file.open("rb") as data:
             while block := data.read(2**20):
                 found.update(block)
+    return found.hexdigest()[:16]
+
+
+def stamp_of(names: Iterable[str]) -> str:
+    """Returns a digest that changes when the files of volumes are written, replaced or renamed.
+
+    Their numbers are not read: volumes may be larger than what can be read in a day.
+    Args: `names` are those of volumes, as `opened` takes them; empty ones are left out.
+    """
+    found = hashlib.sha256()
+    for path in (parted(name)[0] for name in names if name):
+        files = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
+        for file in files:
+            facts = file.stat()
+            found.update(f"{file.relative_to(path)}\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode())
     return found.hexdigest()[:16]
 
 

@@ -33,6 +33,7 @@ from runtime.leases import Lease
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # or the limit of a user
 LOOK_S = 0.5
+SAID = {"stamp": "state of the input or mask", "weights_digest": "content of the weights"}  # for people
 APPEARS_S = 30.0  # until a folder that another process makes has its job
 
 
@@ -84,7 +85,9 @@ def _joined(folder: InferFolder, job: InferJob) -> InferFolder:
         )
     same = replace(job, chunk=found.chunk, sweep=found.sweep, device=found.device, directory=found.directory)
     if same != found:
-        differ = [name for name, value in asdict(same).items() if asdict(found)[name] != value]
+        differ = [
+            SAID.get(name, name) for name, value in asdict(same).items() if asdict(found)[name] != value
+        ]
         raise BadInput(
             f"exists, and was begun with another {', '.join(differ)}",
             where=job.output,

@@ -76,6 +76,9 @@ def test_the_same_command_joins_what_is_there_and_another_is_refused(place: Plac
     assert inferred(folder, tmp_path / "out.npy") == first
     with pytest.raises(BadInput, match="begun with another dtype"):
         inferred(folder, tmp_path / "out.npy", dtype="float64")
+    os.utime(folder / "in.npy", ns=(0, 0))  # as if it had been written anew
+    with pytest.raises(BadInput, match="begun with another state of the input or mask"):
+        inferred(folder, tmp_path / "out.npy")
     (tmp_path / "theirs.npy").write_bytes(b"mine")
     with pytest.raises(BadInput, match=r"theirs\.npy: exists"):
         inferred(folder, tmp_path / "theirs.npy")
