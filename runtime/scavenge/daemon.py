@@ -92,6 +92,7 @@ class Scavenger:
 
         Args: `every_s` are the seconds between two decisions; with `once`, there is one decision.
         Returns: where every job stood at the last decision.
+        Raises: SlurmError where SLURM does not answer and there is one decision.
         """
         with self.alone():
             while True:
@@ -99,6 +100,8 @@ class Scavenger:
                 try:
                     tallies = self.tick()
                 except slurm.SlurmError as error:  # a controller may be away for a while
+                    if once:
+                        raise
                     self._tell(f"{error}; the next decision is in {every_s:g} s")
                     tallies = []
                 if once or (tallies and all(tally.state in OVER for tally in tallies)):

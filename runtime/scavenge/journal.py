@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,7 +13,6 @@ from typing import Literal
 from planner.errors import BadInput
 from planner.files import absolute, find_record, read_lines, write_whole
 
-MOST_STEPS = 10**9
 TRIES = 3  # without a step between them
 
 
@@ -82,6 +82,7 @@ class IdleJournal:
         with self.file.open("a") as file:
             file.write(json.dumps(asdict(note)) + "\n")
             file.flush()
+            os.fsync(file.fileno())
         self._notes.append(note)
         return note
 

@@ -16,7 +16,7 @@ from planner.plan import Plan
 from runtime import checkpoint as checkpoints
 from runtime import launch, slurm
 from runtime.launch import handle_of
-from runtime.scavenge import Asked, Scavenger, Tally, check_gives_way, daemon, idle_nodes
+from runtime.scavenge import Asked, Scavenger, Tally, check_gives_way, daemon, idle_nodes, partition
 from shardwright import run as run_command
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import PACED, PATIENCE_S, until
@@ -148,6 +148,18 @@ def test_a_job_that_never_gets_a_step_further_is_set_aside(
     monkeypatch.setattr(launch, "launch_slurm", refused)
     found = ticked(started(asked), lambda job: job.state == "aside", "set aside")
     assert "the disk is full" in found.reason
+
+
+def test_one_decision_fails_where_slurm_does_not_answer(
+    cluster: Cluster, asked: Asked, started: Callable[[Asked], Scavenger], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(_: str) -> list[str]:
+        raise slurm.SlurmError("sinfo did not answer")
+
+    running = started(asked)
+    monkeypatch.setattr(partition, "idle_nodes", away)
+    with pytest.raises(slurm.SlurmError, match="did not answer"):
+        running.run(1.0, once=True)
 
 
 def test_two_processes_do_not_decide_in_one_folder(
