@@ -8,6 +8,7 @@ Then read `segment.py` (a whole model) and `traffic.py` (its price).
 """
 
 from planner.spatial.alignment import alignment
+from planner.spatial.boxed import HERE, Box, Rows, laid, named
 from planner.spatial.layout import (
     Cut,
     Layout,
@@ -19,7 +20,7 @@ from planner.spatial.layout import (
     rank_at,
     whole,
 )
-from planner.spatial.need import HERE, WAYS_OUT, Box, Need, Reach, Rows, laid, local_shape
+from planner.spatial.need import WAYS_OUT, Need, Reach, local_shape
 from planner.spatial.operation import (
     AS_CAPTURED,
     GETITEM,
@@ -108,6 +109,7 @@ __all__ = [
     "laid",
     "local_shape",
     "middle_of",
+    "named",
     "neighbours",
     "price",
     "rank_at",
