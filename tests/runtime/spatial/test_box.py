@@ -245,7 +245,7 @@ def test_in_fp64_any_numbers_give_the_bits_of_the_whole_volume_but_for_rows_that
     module = NETWORKS[name](d).double().eval()
     x = torch.randn(1, 2, *SIZES[d], dtype=torch.float64)
     _, reach, run = captured(module, tuple(x.shape))
-    near = 1e-15 if name == "interpolated" else 0.0  # torch adds up the products of an interpolation as it likes
+    near = 1e-15 if name == "interpolated" else 0.0  # which torch adds up in its own order
     with threads(1):  # several may share a long sum
         expected = module(x).detach()
         one = [tuple((n // 2, n // 2 + 1) for n in reach.output_space)]  # a product of a matrix and a vector
