@@ -164,7 +164,7 @@ class Reach:
         for argument, name in named(operation):
             needed: dict[int, Rows | None] = {}
             for dim in reads[name].cut_dims:
-                cut, fetch = reads[name].cuts[dim], step and step.fetch(argument, dim)
+                cut, fetch = reads[name].cuts[dim], None if step is None else step.fetch(argument, dim)
                 assert cut is not None
                 needed[cut.axis] = cut.rows(HERE) if fetch is None else span(fetch.runs[HERE])
             found = {axis: own for axis, own in needed.items() if own is not None}
