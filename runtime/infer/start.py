@@ -176,11 +176,11 @@ def prepared(request: InferRequest, *, measure: bool = True) -> InferPlan:
         overlap = _rows(request.overlap, "--overlap", applied.space) or default_overlap(patch)
         applied.job = job = replace(job, patch=list(patch), overlap=list(overlap))
     space = applied.output_space
+    _check_mask(job, space)
     stamp = stamp_of((job.input, job.mask))
     applied.job = job = replace(
         job, fingerprint=applied.digest, stamp=stamp
     )  # loads the weights, which must fit
-    _check_mask(job, space)
     with threads(_threads(request.workers)):
         error = _sample_error(applied) if job.mode == "blend" else None
     given = None if request.chunk == "auto" else _rows(request.chunk, "--chunk", space)

@@ -164,11 +164,8 @@ class NpyVolume:
 
         Raises: OSError where the disk has too little room.
         """
-        header: dict[str, Any] = {
-            "shape": shape,
-            "fortran_order": False,
-            "descr": np.lib.format.dtype_to_descr(dtype),
-        }
+        kind = np.lib.format.dtype_to_descr(dtype)
+        header: dict[str, Any] = {"shape": shape, "fortran_order": False, "descr": kind}
         with path.open("xb") as file:
             try:
                 np.lib.format.write_array_header_2_0(file, header)
@@ -234,12 +231,14 @@ class Hdf5Volume:
 
     def __init__(self, path: Path, inner: str, *, write: bool) -> None:
         self._path, self._h5, self._mode = path, _library("h5py"), "r+" if write else "r"
+        names: list[str] = []
         with self._h5.File(path, "r") as file:
-            names = [name for name, found in file.items() if hasattr(found, "shape")]
+            file.visititems(lambda name, found: names.append(name) if hasattr(found, "shape") else None)
             name = inner or (names[0] if len(names) == 1 else "")
             if name not in file or not hasattr(file[name], "shape"):
                 allowed = ", ".join(f"{path}:{found}" for found in names)
-                raise BadInput(f"has no array '{name}'", where=str(path), allowed=allowed)
+                said = f"has no array '{name}'" if name else f"has {len(names)} arrays, and none is named"
+                raise BadInput(said, where=str(path), allowed=allowed)
             self._name = name
             self.shape, self.dtype = tuple(file[name].shape), file[name].dtype
             self.chunks = tuple(file[name].chunks or (1,) * len(self.shape))

@@ -69,7 +69,7 @@ def convolution(local: Local) -> Tensor:
     return result
 
 
-class InferredConvolutions(TorchDispatchMode):
+class InferredConvolutions(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Has kernels of convolutions depend neither on the number of rows nor on that of threads, in a `with` block.
 
     For few rows torch takes a loop that is ten times slower than oneDNN, which it takes for many; and over single
@@ -77,6 +77,9 @@ class InferredConvolutions(TorchDispatchMode):
     many workers share a machine. In other types than single precision, and on other devices, torch chooses. Gradients
     are not to be asked for.
     """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
