@@ -22,9 +22,8 @@ from runtime.infer.blend import Blend, within
 from runtime.infer.folder import InferJob
 from runtime.infer.storage import Numbers, Volume, opened, written
 from runtime.infer.sweep import SweepRunner, sweep
-from runtime.infer.threads import steady
 from runtime.infer.weights import load_weights
-from runtime.spatial import GroupWire, InferredConvolutions, ShardRunner
+from runtime.spatial import GroupWire, InferredConvolutions, ShardRunner, steady
 
 Mode = Literal["exact", "blend"]
 DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16")}

@@ -14,6 +14,7 @@ from runtime.spatial.kernels.norm import OverReplicas
 from runtime.spatial.operation import call_named
 from runtime.spatial.ranks import AloneShard, Sharing, sharing
 from runtime.spatial.shard import called, matched
+from runtime.spatial.threads import steady, threads
 
 __all__ = [
     "AloneShard",
@@ -29,4 +30,6 @@ __all__ = [
     "called",
     "matched",
     "sharing",
+    "steady",
+    "threads",
 ]

@@ -17,7 +17,7 @@ from planner.spatial import Box
 from planner.workload import load
 from runtime.infer import InferRequest, prepared
 from runtime.infer.blend import Blend
-from runtime.infer.threads import threads
+from runtime.spatial import threads
 
 
 @given(st.integers(1, 300), st.integers(1, 64), st.data())

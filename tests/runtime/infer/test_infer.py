@@ -254,7 +254,7 @@ def test_devices_that_share_the_whole_volume_are_exact_with_norms_over_space(
         ({"patch": "8"}, "of --mode blend"),
         ({"mask": "nowhere.npy"}, "nowhere.npy: cannot be read"),
         ({"mode": "blend", "patch": "8", "overlap": "5"}, "0 to half of the patch"),
-        ({"output": "out.png"}, ".npy, .zarr or .h5"),
+        ({"output": "out.png"}, ".npy, .zarr, .h5 or .precomputed"),
         ({"output": "out.h5", "workers": 2}, "written by one process"),
         ({"output": "/proc/out.npy"}, "cannot be written"),
     ],
