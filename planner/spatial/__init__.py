@@ -8,7 +8,6 @@ Then read `segment.py` (a whole model) and `traffic.py` (its price).
 """
 
 from planner.spatial.alignment import alignment
-from planner.spatial.boxed import HERE, Box, Rows, laid, named
 from planner.spatial.layout import (
     Cut,
     Layout,
@@ -38,7 +37,7 @@ from planner.spatial.operation import (
 )
 from planner.spatial.regrid import SPACE, Grid, Grids, Resplit
 from planner.spatial.rows_needed import Fetch, RowRun, take
-from planner.spatial.rule import Call, NoRule, Step, call_of
+from planner.spatial.rule import HERE, Box, Call, NoRule, Rows, Step, call_of, laid, named
 from planner.spatial.rules.pointwise import AFTER, BINARY, POINTWISE, UNARY
 from planner.spatial.rules.reductions import LOSSES
 from planner.spatial.rules.resample import COUNTS, CUBIC, adaptive_rows

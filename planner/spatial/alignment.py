@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from fractions import Fraction
 from math import lcm
 
-from planner.spatial.boxed import asked, axis_of, named
 from planner.spatial.need import Reach
 from planner.spatial.operation import GETITEM, Operation
 from planner.spatial.rows_needed import Fetch
+from planner.spatial.rule import asked, axis_of, named
 from planner.spatial.rules.table import rule
 
 COARSEST = 8  # output rows for an input row, where too few rows tell

@@ -17,10 +17,9 @@ from math import prod
 from typing import Final
 
 from planner.errors import BadInput
-from planner.spatial.boxed import BOXES, HERE, Box, Rows, asked, axis_of, here, laid, named, span
 from planner.spatial.layout import Cut, Layout, whole
 from planner.spatial.operation import GETITEM, INPUT, STATE, TARGET, Operation
-from planner.spatial.rule import NoRule, Step
+from planner.spatial.rule import BOXES, HERE, Box, NoRule, Rows, Step, asked, axis_of, here, laid, named, span
 from planner.spatial.rules.table import rule
 from planner.spatial.segment import Placed, check_write
 

@@ -7,14 +7,13 @@ Start at `ranks.py` (`sharing`: the groups of a plan), then `analyse.py` (what i
 `planner.spatial`.
 """
 
-from runtime.spatial.box import BoxRunner, ShardRunner
+from runtime.spatial.box import BoxRunner, ShardRunner, steady, threads
 from runtime.spatial.group import GroupWire, SampleGroup, Wire
 from runtime.spatial.kernels.convolution import InferredConvolutions
 from runtime.spatial.kernels.norm import OverReplicas
 from runtime.spatial.operation import call_named
 from runtime.spatial.ranks import AloneShard, Sharing, sharing
 from runtime.spatial.shard import called, matched
-from runtime.spatial.threads import steady, threads
 
 __all__ = [
     "AloneShard",

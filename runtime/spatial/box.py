@@ -9,10 +9,11 @@ A box is a shard whose halo is there already, so nothing is sent.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from math import prod
+from typing import Final
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +28,8 @@ from runtime.spatial.kernels.convolution import CONVOLUTIONS, InferredConvolutio
 from runtime.spatial.kernels.reshapes import plain
 from runtime.spatial.kernels.table import KERNELS
 from runtime.spatial.operation import Local
+
+PRODUCTS: Final = ("linear", "mm", "matmul", "attention", "lstm", "gru", "rnn")  # of matrices, in names
 
 
 @dataclass
@@ -196,3 +199,29 @@ def _padded(x: Tensor, fetches: Sequence[Fetch]) -> Tensor:
         place = 2 * (x.dim() - 1 - fetch.dim)
         amounts[place], amounts[place + 1] = run.at, fetch.sizes[HERE] - run.at - run.length
     return F.pad(x, amounts, value=fetches[0].fill) if any(amounts) else x
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Lets torch use so many threads of the host, while the `with` block lasts."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def steady(forward: Forward, device: torch.device) -> AbstractContextManager[None]:
+    """Returns the block in which a model gives the same bits whatever the number of threads before.
+
+    Several workers share the cores of a machine, so each has fewer threads than one alone. Convolutions in single
+    precision give the same bits on any number of threads (`InferredConvolutions`). Libraries may share the long sums of
+    other matrix products among threads, so a box with such products is computed on one.
+
+    Args: `forward` is the model, `device` computes it.
+    """
+    names = {x.operation for x in forward.operations}
+    products = any(word in name for name in names for word in PRODUCTS)
+    convolves = any("conv" in name for name in names) and forward.dtype != torch.float32
+    return threads(1) if device.type == "cpu" and (products or convolves) else nullcontext()
