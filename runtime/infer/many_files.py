@@ -71,8 +71,8 @@ class PrecomputedVolume:
         self.dtype: np.dtype[Any] = np.dtype(found["data_type"]).newbyteorder("<")
         self._folder = path / str(scale["key"])
         self._offset = _three(scale.get("voxel_offset", [0, 0, 0]))
-        self.shape = (int(found["num_channels"]), *_three(scale["size"]))
-        self.chunks = (self.shape[0], *_three(scale["chunk_sizes"][0]))
+        self.shape: tuple[int, ...] = (int(found["num_channels"]), *_three(scale["size"]))
+        self.chunks: tuple[int, ...] = (self.shape[0], *_three(scale["chunk_sizes"][0]))
 
     @classmethod
     def create(

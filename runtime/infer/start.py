@@ -15,6 +15,8 @@ from functools import cached_property
 from math import ceil, prod
 from pathlib import Path
 
+import torch
+
 from planner.errors import BadInput
 from planner.spatial import NoRule, cut_model
 from planner.units import format_bytes, format_duration
@@ -207,6 +209,11 @@ def _check(request: InferRequest) -> None:
         raise BadInput(f"'{request.mode}'", where="--mode", allowed="exact or blend")
     if request.dtype not in DTYPES:
         raise BadInput(f"'{request.dtype}'", where="--dtype", allowed=", ".join(DTYPES))
+    there = (
+        ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+    )  # under SLURM, too: boxes are measured here
+    if request.device not in there:
+        raise BadInput(f"'{request.device}'", where="--device", allowed=" or ".join(there))
     if request.mode == "exact" and (request.patch or request.overlap or request.flips):
         raise BadInput("--patch, --overlap and --flips are of --mode blend", where="--mode exact")
     boxed = request.mode != "exact" or request.chunk != "auto" or request.mask

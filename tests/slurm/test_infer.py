@@ -18,8 +18,8 @@ __all__ = ["place"]
 def test_an_array_of_which_an_element_is_cancelled_makes_the_bytes_of_one_worker(
     cluster: Cluster, warm: Warm, place: Place, tmp_path: Path
 ) -> None:
-    expected = inferred(place[0], tmp_path / "alone.npy", chunk="2")
-    plan = prepared(request(place[0], tmp_path / "out.npy", chunk="2"))
+    expected = inferred(place[0], tmp_path / "alone.npy", chunk="3")
+    plan = prepared(request(place[0], tmp_path / "out.npy", chunk="3"))
     folder, job = queue(plan, 3, Options(python=str(warm.python)), test=False)
     until(lambda: folder.tasks().finished(), "a task that is done")
     cluster.run("scancel", f"{job}_0")

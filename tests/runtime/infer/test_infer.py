@@ -245,6 +245,7 @@ def test_devices_that_share_the_whole_volume_are_exact_with_norms_over_space(
     [
         ({"mode": "guess"}, "exact or blend"),
         ({"dtype": "int8"}, "float64"),
+        ({"device": "tpu"}, "--device: 'tpu' (allowed: cpu"),
         ({"chunk": "4,x"}, "--chunk: '4,x'"),
         ({"chunk": "4,4,4"}, "2 with commas"),
         ({"devices": 2}, "--devices"),
