@@ -8,6 +8,7 @@ Then read `segment.py` (a whole model) and `traffic.py` (its price).
 """
 
 from planner.spatial.alignment import alignment
+from planner.spatial.around import SLIDING, slides
 from planner.spatial.layout import (
     Cut,
     Layout,
@@ -46,7 +47,7 @@ from planner.spatial.rules.rows import ROWS
 from planner.spatial.rules.table import RULES
 from planner.spatial.rules.windows import divisors, front_padding
 from planner.spatial.sample_shares import grown, wider
-from planner.spatial.segment import SLIDING, Placed, Segment, cut_model, slides, with_targets
+from planner.spatial.segment import Placed, Segment, cut_model, with_targets
 from planner.spatial.traffic import Cost, Price, Traffic, element_bytes, price
 
 __all__ = [

@@ -7,7 +7,7 @@ whole gradient of the shard, so nothing is summed. Shares of the samples are one
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
@@ -43,6 +43,7 @@ class Grids:
         default_factory=dict
     )  # by name of what is given, the dim of its samples
     turners: Mapping[str, Operation] = field(default_factory=dict)  # of what is given, as of a segment
+    around: Collection[str] = ()  # of what is given, as of a segment
 
     @property
     def mesh(self) -> Grid:
