@@ -15,6 +15,8 @@ from planner.group.machine import MeshOnCluster
 from planner.layout import (
     FAMILIES,
     MOVES,
+    RING,
+    Collective,
     LocalGraph,
     LocalOperation,
     Mesh,
@@ -161,6 +163,13 @@ def layer_parts(
         )
         for layer, own in inside.items()
     }
+    for layer, own in inside.items() if machine is not None else ():
+        for done in own:
+            forward_ns, backward_ns = _ring_ns(done, element_bytes, machine)
+            parts[layer] = parts[layer]._replace(
+                forward_ns=parts[layer].forward_ns + forward_ns,
+                backward_ns=parts[layer].backward_ns + backward_ns,
+            )
     for conversion in found.conversions():
         part = parts.get(conversion.layer, LayerPart())
         ways = (0.0, 0.0)
@@ -171,6 +180,28 @@ def layer_parts(
             backward_ns=part.backward_ns + ways[1],
         )
     return parts
+
+
+def _ring_ns(done: LocalOperation, element_bytes: int, machine: MeshOnCluster) -> tuple[float, float]:
+    """Returns the nanoseconds in which keys and values go round the ranks forward, and with gradients backward.
+
+    Causal attention exchanges rows before and behind, too.
+    """
+    axis = next((axis for axis, name in done.kernels.items() if name == RING), None)
+    if axis is None:
+        return 0.0, 0.0
+    others = {a for cut in done.inputs["query"].cuts if cut is not None for a in cut.axes} - {axis}
+
+    def ns(collective: Collective, *names: str) -> float:
+        shapes = [done.inputs[name].shape for name in names]
+        size = element_bytes * sum(map(prod, shapes)) / prod(machine.mesh[a] for a in others)
+        return machine.ns(collective, (axis,), size)
+
+    round_ns = ns("gather", "key", "value")
+    rows_ns = 0.0
+    if done.operation.arguments.get("is_causal", False):
+        rows_ns = ns("exchange", "query", "key", "value") + ns("exchange", "query")  # of the result, as large
+    return round_ns + rows_ns, 2 * round_ns + rows_ns
 
 
 def _weighed(shares: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:

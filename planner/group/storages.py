@@ -13,6 +13,7 @@ from typing import Final
 
 from planner.layout import (
     MOVES,
+    RING,
     STATE_PREFIX,
     GroupLayout,
     LocalGraph,
@@ -218,7 +219,11 @@ class StorageWalk:
             extra = self.bytes[made] if done.operation.arguments.get("p") else 0
         else:
             kept = {x for argument, x in tensors.items() if argument != "bias"}
-        if kind == ATTENTION:
+        if RING in done.kernels.values():
+            kept = {x for argument, x in tensors.items() if argument == "attn_mask"}
+            rows = self._share(done, "query") // done.operation.outputs[0][-1]
+            extra = self.element * (3 * self._share(done, "query") + self._ring_share(done) + rows)
+        elif kind == ATTENTION:
             kept |= {made}
             extra = _STATISTIC * self.bytes[made] // self.element // done.operation.outputs[0][-1]
         elif kind in _NORMS:
@@ -250,14 +255,26 @@ class StorageWalk:
             step.keeps.add(self._extra(name, "rows", _ROW * rows))
         elif kernel == "vocabulary":
             step.keeps.add(self._extra(name, "mask", self._share(done, "indices")))
+        elif kernel == RING:
+            heads = self._share(done, "query") // done.operation.outputs[0][-1]
+            scores = self.element * heads * done.inputs["key"].shape[-2] // self.found.mesh[_ring_axis(done)]
+            step.forward += 2 * scores + 2 * self.element * self._ring_share(done)
+            step.backward += 2 * scores + 6 * self.element * self._ring_share(done)
         elif kernel == "causal":
             step.keeps.add(
                 self._extra(name, "mask", self._share(done, "query") // done.operation.outputs[0][-1])
             )
 
+    def _ring_share(self, done: LocalOperation) -> int:
+        return self._share(done, "key") + self._share(done, "value")
+
     def _share(self, done: LocalOperation, argument: str) -> int:
         layout = done.inputs[argument]
         return ceil(prod(layout.shape) * share_of(layout))
+
+
+def _ring_axis(done: LocalOperation) -> int:
+    return next(axis for axis, name in done.kernels.items() if name == RING)
 
 
 def _is_state(key: Storage) -> bool:

@@ -11,7 +11,7 @@ Start with `lying.py` (how a tensor lies), `families.py` (the factors of operati
 from planner.layout.blocks import Behind, fitting
 from planner.layout.conversions import Collective, Passage, path, sent
 from planner.layout.factor import Along, Factor, laid
-from planner.layout.families import FAMILIES
+from planner.layout.families import FAMILIES, RING
 from planner.layout.local_graph import ADDENDS, ALIKE, Conversion, LocalGraph, LocalOperation, named_reads
 from planner.layout.local_model import (
     STATE_PREFIX,
@@ -34,6 +34,7 @@ __all__ = [
     "FAMILIES",
     "LINEAR",
     "MOVES",
+    "RING",
     "SHAPES_ONLY",
     "STATE_PREFIX",
     "WHOLE",

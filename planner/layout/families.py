@@ -13,6 +13,7 @@ from planner.layout.factor import Along, Factor, Side, broadcast, numbered, over
 from planner.spatial import BINARY, UNARY, Call
 
 Factors = Callable[[Call], tuple[Factor, ...]]
+RING: Final = "ring"
 
 
 def linear(call: Call) -> tuple[Factor, ...]:
@@ -109,7 +110,28 @@ def attention(call: Call) -> tuple[Factor, ...]:
         out = Along(dim, query[dim] // size)
         kernel = "causal" if dim == rank - 2 and call.flag("is_causal") else ""
         found.append(Factor(numbered(dim), size, inputs, (out,), kernel, also=also))
-    return tuple(found)
+    return tuple(found) if ring_refused(call) else (*found, _ring(query, mask))
+
+
+def ring_refused(call: Call) -> str:
+    """Returns why keys and values of an attention cannot go round the ranks; "" where they can."""
+    query, key, value = (shape_of(call, name) for name in ("query", "key", "value"))
+    if call.get("dropout_p", 0.0):
+        return "its kernel draws the dropout of attention inside"
+    if not len(query) == len(key) == len(value) >= 3 or query[-2] != key[-2]:
+        return f"{query[-2]} rows of the query meet {key[-2]} of the keys"
+    if (*query[:-3], key[-3]) != (*key[:-3], value[-3]) or query[-3] % key[-3]:
+        return "its keys have other samples or heads than its values or queries"
+    return ""
+
+
+def _ring(query: tuple[int, ...], mask: tuple[int, ...]) -> Factor:
+    """Returns the factor of rows of the query, keys and values; a rank has its rows of a mask, for all keys."""
+    rows = Along(len(query) - 2)
+    inputs: dict[str, Side] = dict.fromkeys(("query", "key", "value"), rows)
+    if mask[-2:-1] == query[-2:-1]:
+        inputs["attn_mask"] = Along(len(mask) - 2)
+    return Factor(RING, query[-2], inputs, (rows,), RING, asked_for=True)
 
 
 def normalised(call: Call) -> tuple[Factor, ...]:

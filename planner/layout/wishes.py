@@ -5,7 +5,7 @@
 A pattern names a module and all that is in it; of two patterns the one that names more of the path goes first, and
 the other holds where the first has nothing to say. `heads` and `hidden` stand for a pair of linear layers: the first
 ones of the module are cut by `out`, those that no further one follows by `in`. `ulysses` stands for attention by
-heads between layers by sequence.
+heads between layers by sequence, and `ring` for attention whose keys and values go round the ranks between them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 from typing import Final, NamedTuple
 
 from planner.errors import BadInput
-from planner.layout.families import FAMILIES
+from planner.layout.families import FAMILIES, RING
 from planner.layout.propagate import PLACES, WHOLE, Wishes
 from planner.spatial import Operation
 
@@ -28,7 +28,7 @@ WEIGHTED: Final = (
 )
 ULYSSES: Final = "ulysses"
 ATTENTION: Final = "aten.scaled_dot_product_attention"
-KNOWN: Final = (*PAIRS, ULYSSES, "out", "in", "vocabulary", "classes", WHOLE, *PLACES)
+KNOWN: Final = (*PAIRS, ULYSSES, RING, "out", "in", "vocabulary", "classes", WHOLE, *PLACES)
 
 
 class Wish(NamedTuple):
@@ -73,8 +73,10 @@ class _Granted:
     def _factor(self, operation: Operation, wish: Wish) -> str:
         if wish.factor in PAIRS and operation.operation in WEIGHTED:
             return "in" if operation.name in self.ends[wish] else "out"
+        if wish.factor in (ULYSSES, RING) and operation.operation != ATTENTION:
+            return "sequence"
         if wish.factor == ULYSSES:
-            return "heads" if operation.operation == ATTENTION else "sequence"
+            return "heads"
         return wish.factor
 
 

@@ -73,6 +73,19 @@ def cases(a: int, b: int, c: int) -> dict[str, Case]:
             ("q", "k", "v", "m"),
             {"q": (2, a, b, 4), "k": (2, a, c, 4), "v": (2, a, c, 4), "m": (1, a, b, c)},
         ),
+        "attention with rows of a mask": Case(
+            ATEN.scaled_dot_product_attention.default,
+            ("q", "k", "v", "m"),
+            {"q": (2, a, b, 4), "k": (2, a, b, 4), "v": (2, a, b, 4), "m": (b, b)},
+            integers={"m": 0},
+        ),
+        "attention of padded keys": Case(
+            ATEN.scaled_dot_product_attention.default,
+            ("q", "k", "v", "m"),
+            {"q": (2, 2 * a, b, 4), "k": (2, a, b, 4), "v": (2, a, b, 4), "m": (2, 1, 1, b)},
+            integers={"m": 0},
+            kwargs={"enable_gqa": True},
+        ),
         "attention in groups": Case(
             ATEN.scaled_dot_product_attention.default,
             ("q", "k", "v"),
