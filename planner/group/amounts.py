@@ -163,12 +163,13 @@ def layer_parts(
         )
         for layer, own in inside.items()
     }
-    for layer, own in inside.items() if machine is not None else ():
-        for done in own:
-            forward_ns, backward_ns = _ring_ns(done, element_bytes, machine)
-            parts[layer] = parts[layer]._replace(
-                forward_ns=parts[layer].forward_ns + forward_ns,
-                backward_ns=parts[layer].backward_ns + backward_ns,
+    for done in found.placed if machine is not None else ():
+        assert machine is not None
+        ways = _ring_ns(done, element_bytes, machine)
+        if any(ways):
+            part = parts[done.operation.layer]
+            parts[done.operation.layer] = part._replace(
+                forward_ns=part.forward_ns + ways[0], backward_ns=part.backward_ns + ways[1]
             )
     for conversion in found.conversions():
         part = parts.get(conversion.layer, LayerPart())

@@ -93,7 +93,7 @@ class Ring:
         return self._rearranged(x, self._folded, self._lying) if self.half else x
 
     def _rearranged(self, x: Tensor, held: Sequence[list[int]], wanted: Sequence[list[int]]) -> Tensor:
-        mine, own = self.place, dict(zip(held[self.place], x.split(self.half, -2), strict=True))
+        mine, own = self.place, dict(zip(held[self.place], torch.split(x, self.half, -2), strict=True))
         others = [place for place in range(len(self.members)) if place != mine]
         sends = [
             (self.members[to], torch.cat([own[i] for i in wanted[to] if i in own], -2).contiguous())
@@ -110,7 +110,7 @@ class Ring:
         wait = self.group.wire.exchange(sends, [(self.members[place], y) for place, y in got.items()])
         wait()
         for place, numbers in coming.items():
-            own |= dict(zip(numbers, got[place].split(self.half, -2), strict=True))
+            own |= dict(zip(numbers, torch.split(got[place], self.half, -2), strict=True))
         return torch.cat([own[i] for i in wanted[mine]], -2)
 
     def source(self, turn: int) -> int:
@@ -255,10 +255,10 @@ def ring_attention(
         query, key, value = (x.to(given) for x in (query, key, value))
     wide = torch.float32 if given in _HALVES else given
     shared = query.shape[-3] // key.shape[-3]
-    own = query.unflatten(-3, (-1, shared))
+    own = torch.unflatten(query, -3, (-1, shared))
     keys, values = (x.unsqueeze(-3) for x in (key, value))
     if mask is not None and mask.ndim > 2:
-        mask = mask.unflatten(-3, (-1, shared)) if mask.shape[-3] > 1 else mask.unsqueeze(-3)
+        mask = torch.unflatten(mask, -3, (-1, shared)) if mask.shape[-3] > 1 else mask.unsqueeze(-3)
     if mask is not None and mask.shape[-1] == 1:
         mask = mask.expand(*mask.shape[:-1], ring.points[-1])
     with torch.autocast(kind, enabled=False):
