@@ -186,7 +186,7 @@ def test_q_k_and_v_of_one_input_share_one_sum() -> None:
         (
             {"blocks.*.attention": "columns"},
             BadInput,
-            r"factor 'columns' .*allowed: heads, hidden, ulysses, out, in",
+            r"factor 'columns' .*allowed: heads, hidden, ulysses, ring, out, in",
         ),
         ({"norm": "vocabulary"}, BadInput, r"no operation of 'norm' has the factor 'vocabulary'"),
         ({"block.*": "heads"}, BadInput, r"no module 'block.\*' .*allowed: token, position"),
