@@ -285,7 +285,7 @@ def ends(segment: Segment) -> Mapping[str, str]:
 
 
 def worked_around(segment: Segment) -> frozenset[str]:
-    """Returns the layers with an operation that tensors are gathered for, where some are cut again behind it."""
-    cut = [i for i, placed in enumerate(segment.placed) if placed.resplits]
-    before = segment.placed[: max(cut, default=0)]
+    """Returns the layers with an operation without a rule, behind which some are computed on shards again."""
+    on_shards = [i for i, placed in enumerate(segment.placed) if placed.step is not None]
+    before = segment.placed[: max(on_shards, default=0)]
     return frozenset(placed.operation.layer for placed in before if placed.around)

@@ -78,7 +78,7 @@ class Price:
     layers: Mapping[str, Cost]
     values: Mapping[str, float]  # share of each Value that the rank with the largest part holds
     gathered: Mapping[str, str]  # layers that gather a tensor first -> the operation that needs it
-    around: frozenset[str]  # those of them behind which samples are cut again
+    around: frozenset[str]  # those of them behind which others are computed on shards again
     samples: int  # of the batch that bytes are for
     shared: frozenset[str] = frozenset()  # layers computed on whole samples, of which each rank has its own
 
