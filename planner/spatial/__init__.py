@@ -8,7 +8,6 @@ Then read `segment.py` (a whole model) and `traffic.py` (its price).
 """
 
 from planner.spatial.alignment import alignment
-from planner.spatial.around import SLIDING, slides
 from planner.spatial.layout import (
     Cut,
     Layout,
@@ -36,7 +35,7 @@ from planner.spatial.operation import (
     read_operations,
     to_text,
 )
-from planner.spatial.regrid import SPACE, Grid, Grids, Resplit
+from planner.spatial.regrid import SLIDING, SPACE, Grid, Grids, Resplit, slides
 from planner.spatial.rows_needed import Fetch, RowRun, take
 from planner.spatial.rule import Call, NoRule, Step, call_of
 from planner.spatial.rules.pointwise import AFTER, BINARY, POINTWISE, UNARY

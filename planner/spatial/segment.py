@@ -15,10 +15,9 @@ from dataclasses import dataclass, field, replace
 from math import prod
 
 from planner.spatial import sample_shares
-from planner.spatial.around import cut_again
 from planner.spatial.layout import Layout, along, entry, whole
 from planner.spatial.operation import GETITEM, INPUT, STATE, TARGET, Operation, Ref
-from planner.spatial.regrid import ALONE, Grid, Grids, Resplit, mesh_of, resplit, turned
+from planner.spatial.regrid import ALONE, Grid, Grids, Resplit, cut_again, mesh_of, resplit, turned
 from planner.spatial.rows_needed import Fetch, gathered
 from planner.spatial.rule import PARTS, NoRule, Step, TooFew, call_of
 from planner.spatial.rules.pointwise import AFTER, IN_PLACE

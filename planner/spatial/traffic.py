@@ -16,10 +16,9 @@ from typing import Final
 
 from planner.errors import BadInput
 from planner.model import ModelGraph
-from planner.spatial.around import slides
 from planner.spatial.layout import Layout, check_grid, middle_of, shard_elements
 from planner.spatial.operation import INPUT, Ref, read_operations
-from planner.spatial.regrid import Grid, Resplit
+from planner.spatial.regrid import Grid, Resplit, slides
 from planner.spatial.rows_needed import Fetch, sent_elements
 from planner.spatial.segment import Placed, Segment, cut_layers, cut_model, ends, worked_around
 
