@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from math import prod
+from math import ceil, prod
 from typing import Final, NamedTuple
 
 from planner.group.machine import MeshOnCluster
@@ -23,6 +23,7 @@ from planner.layout import (
     as_captured,
     named_reads,
     path,
+    share_of,
 )
 from planner.spatial import GETITEM, Operation
 
@@ -186,6 +187,23 @@ def layer_parts(
             backward_ns=part.backward_ns + ways[1],
         )
     return parts
+
+
+class RingElements(NamedTuple):
+    """The elements that attention in a ring has on a rank: kept for backward, and besides while it runs."""
+
+    kept: int
+    forward: int
+    backward: int
+
+
+def ring_elements(done: LocalOperation, mesh: Mesh) -> RingElements:
+    """Returns the elements of an attention whose keys and values go round the ranks of a mesh."""
+    own = {name: ceil(prod(x.shape) * share_of(x)) for name, x in done.inputs.items()}
+    round_, rows = own["key"] + own["value"], own["query"] // done.operation.outputs[0][-1]
+    (axis,) = (axis for axis, name in done.kernels.items() if name == RING)
+    scores = 2 * rows * done.inputs["key"].shape[-2] // mesh[axis]
+    return RingElements(3 * own["query"] + round_ + rows, scores + 2 * round_, scores + 6 * round_)
 
 
 def _ring_ns(done: LocalOperation, element_bytes: int, machine: MeshOnCluster) -> tuple[float, float]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from math import ceil, prod
 from typing import Final
 
+from planner.group.amounts import ring_elements
 from planner.layout import (
     FORGETFUL,
     MOVES,
@@ -244,8 +245,7 @@ class StorageWalk:
             kept = {x for argument, x in tensors.items() if argument != "bias"}
         if RING in done.kernels.values():
             kept = {x for argument, x in tensors.items() if argument == "attn_mask"}
-            rows = self._share(done, "query") // done.operation.outputs[0][-1]
-            extra = self.element * (3 * self._share(done, "query") + self._ring_share(done) + rows)
+            extra = self.element * ring_elements(done, self.found.mesh).kept
         elif kind == ATTENTION:
             kept |= {made}
             extra = _STATISTIC * self.bytes[made] // self.element // done.operation.outputs[0][-1]
@@ -279,25 +279,17 @@ class StorageWalk:
         elif kernel == "vocabulary":
             step.keeps.add(self._extra(name, "mask", self._share(done, "indices")))
         elif kernel == RING:
-            heads = self._share(done, "query") // done.operation.outputs[0][-1]
-            scores = self.element * heads * done.inputs["key"].shape[-2] // self.found.mesh[_ring_axis(done)]
-            step.forward += 2 * scores + 2 * self.element * self._ring_share(done)
-            step.backward += 2 * scores + 6 * self.element * self._ring_share(done)
+            ring = ring_elements(done, self.found.mesh)
+            step.forward += self.element * ring.forward
+            step.backward += self.element * ring.backward
         elif kernel == "causal":
             step.keeps.add(
                 self._extra(name, "mask", self._share(done, "query") // done.operation.outputs[0][-1])
             )
 
-    def _ring_share(self, done: LocalOperation) -> int:
-        return self._share(done, "key") + self._share(done, "value")
-
     def _share(self, done: LocalOperation, argument: str) -> int:
         layout = done.inputs[argument]
         return ceil(prod(layout.shape) * share_of(layout))
-
-
-def _ring_axis(done: LocalOperation) -> int:
-    return next(axis for axis, name in done.kernels.items() if name == RING)
 
 
 def _is_state(key: Storage) -> bool:
