@@ -138,7 +138,8 @@ def _ends(wish: Wish, operations: Sequence[Operation], stage_of: Mapping[str, in
     for x in operations:
         covered = _covered(x, wish, stage_of)
         if covered and x.operation in WEIGHTED:
-            inside[x.name] = ".".join(of_path(x).split(".")[:covered])
+            visit = x.layer.partition("#")[2]  # a module that is run again is a pair of its own
+            inside[x.name] = f"{'.'.join(of_path(x).split('.')[:covered])}#{visit}"
     before: dict[str, set[str]] = {}  # tensor -> linear layers of the pattern that it depends on
     followed: set[str] = set()
     for x in operations:
