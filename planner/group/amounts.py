@@ -28,7 +28,13 @@ from planner.layout import (
 from planner.spatial import GETITEM, Operation
 
 _FLOPS_A_BYTE: Final = 100.0  # that a device computes while it reads one byte, about
-_MATRICES: Final = {"aten.linear": "input", "aten.addmm": "mat1", "aten.matmul": "self", "aten.bmm": "self"}
+_MATRICES: Final = {
+    "aten.linear": "input",
+    "aten.addmm": "mat1",
+    "aten.matmul": "self",
+    "aten.bmm": "self",
+    "aten.baddbmm": "batch1",
+}
 ATTENTION: Final = "aten.scaled_dot_product_attention"
 # What the backward pass reads: an operation's inputs, its results, or both; all others keep nothing.
 _INPUTS: Final = frozenset(
@@ -38,6 +44,7 @@ _INPUTS: Final = frozenset(
         "addmm",
         "matmul",
         "bmm",
+        "baddbmm",
         "conv1d",
         "conv2d",
         "conv3d",

@@ -70,6 +70,27 @@ def matmul(call: Call) -> tuple[Factor, ...]:
     )
 
 
+def baddbmm(call: Call) -> tuple[Factor, ...]:
+    """Returns the factors of a product of stacks of matrices with an addend: the stack, rows, `out` and `in`."""
+    addend, (stack, rows, inside) = shape_of(call, "self"), shape_of(call, "batch1")
+    outside = shape_of(call, "batch2")[2]
+    found = []
+    for dim, (name, size, of) in enumerate(
+        (
+            (numbered(0), stack, {"batch1": 0, "batch2": 0}),
+            (numbered(1), rows, {"batch1": 1}),
+            ("out", outside, {"batch2": 2}),
+        )
+    ):
+        inputs: dict[str, Side] = {argument: Along(at) for argument, at in of.items()}
+        at = dim - 3 + len(addend)
+        if at >= 0 and addend[at] == size:
+            inputs["self"] = Along(at)
+        found.append(Factor(name, size, inputs, (Along(dim),)))
+    of_in: dict[str, Side] = {"batch1": Along(2), "batch2": Along(1), "self": "P"}
+    return (*found, Factor("in", inside, of_in, ("P",)))
+
+
 def embedding(call: Call) -> tuple[Factor, ...]:
     """Returns the factors of a table of rows: dimensions of the indices, `out`, and `vocabulary`."""
     rows, width = shape_of(call, "weight")
@@ -254,6 +275,7 @@ FAMILIES: Final[Mapping[str, Factors]] = (
     | _named("linear", linear)
     | _named("addmm", addmm)
     | _named("matmul bmm", matmul)
+    | _named("baddbmm", baddbmm)
     | _named("embedding", embedding)
     | dict(CHANNELS)
     | _named("scaled_dot_product_attention", attention)
