@@ -14,7 +14,7 @@ from runtime.train import Model, job_of, prepare
 from tests.captures import captured_of
 from tests.draws import covering, part
 from tests.pool import Pool
-from tests.runtime.sharding.test_shared import SHARED, pair
+from tests.runtime.sharding.test_shared import ORDERS, SHARED, pair
 from tests.runtime.sharding.test_wire import states
 from tests.runtime.test_equality import HERE, plan_of
 
@@ -46,6 +46,20 @@ def test_a_model_trains_alike(name: str, sharing: str, row: str, pool: Pool, tmp
     steps = 1 if ranks and name in GROWING else 5
     found = pair(pool, tmp_path, workload, arguments, sharing, ranks, steps=steps, **shape)
     assert found <= (1e-6 if ranks else 0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "sharing", "order"), part([x for x in product(MODELS, SHARED, ORDERS) if "walks" not in x[2]], 3)
+)
+def test_a_model_trains_alike_in_any_order(
+    name: str, sharing: str, order: str, pool: Pool, tmp_path: Path
+) -> None:
+    """Micro-batches are added up in another order where each is summed among replicas by itself."""
+    workload, arguments = MODELS[name]
+    found = pair(
+        pool, tmp_path, workload, arguments, sharing, steps=1 if name in GROWING else 5, **ORDERS[order]
+    )
+    assert found <= 1e-6
 
 
 @pytest.mark.parametrize("sharing", part(("gradients", "parameters"), 1))

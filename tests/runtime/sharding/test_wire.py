@@ -213,9 +213,10 @@ def test_an_optimizer_that_needs_whole_parameters_is_refused_by_name(
         "data": 2,
         "arguments": arguments,
     }
-    plan = plan_for(captured.graph, file, sharing="parameters", **shape)  # type: ignore[arg-type]
-    with pytest.raises(BadPlan, match=f"(?i){kind}: updates parameters as wholes"):
-        prepare(Model(plan, workload, captured), tmp_path / "run", job_of(plan, 1, {}))
+    for sharing in ("gradients", "parameters"):
+        plan = plan_for(captured.graph, file, sharing=sharing, **shape)  # type: ignore[arg-type]
+        with pytest.raises(BadPlan, match=f"(?i){kind}: updates parameters as wholes"):
+            prepare(Model(plan, workload, captured), tmp_path / "run", job_of(plan, 1, {}))
     whole = run(pool, plan_for(captured.graph, file, **shape), tmp_path / "a", steps=2)  # type: ignore[arg-type]
     state = plan_for(captured.graph, file, sharing="state", **shape)  # type: ignore[arg-type]
     assert run(pool, state, tmp_path / "b", steps=2).losses == whole.losses
