@@ -87,7 +87,7 @@ def whole_optimizer(workload: Workload, graph: ModelGraph) -> str:
     each time, as `with_parts` has it, and finds no numbers in them.
     Args: `graph` has the model's parameters.
     """
-    every = [row for row in graph.parameters if row.trainable and math.prod(row.shape) > 1]
+    every = [_told_apart(row) for row in graph.parameters if row.trainable and math.prod(row.shape) > 1]
     few = [_small(row) for row in _chosen(every)]
     kinds = {(shrunk(row.shape, LARGE), row.dtype): row for row in every}
     large = [replace(row, shape=shape) for (shape, _), row in kinds.items() if max(shape) > WIDEST]
@@ -158,6 +158,11 @@ def shrunk(shape: Sequence[int], most: int) -> tuple[int, ...]:
 
 def _small(row: Parameter) -> Parameter:
     return replace(row, shape=tuple(min(size, WIDEST) for size in row.shape))
+
+
+def _told_apart(row: Parameter) -> Parameter:
+    """Returns a parameter in fp32 where it has half of that: updates of few bits round by the place in a tensor."""
+    return replace(row, dtype="float32") if row.dtype in ("bfloat16", "float16") else row
 
 
 def _joined(first: Tensor, rest: Tensor) -> Tensor:

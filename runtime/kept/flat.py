@@ -160,7 +160,7 @@ class _Part(NamedTuple):
 
 def flat_maker(
     plan: Plan, graph: ModelGraph, masks: Masks | None, parts: TensorParts | None, *, pretend: bool
-) -> partial[Flat]:
+) -> partial[Flat] | partial[KeptFlat]:
     """Returns what makes a bucket of a plan that is not shared by element.
 
     Args: `masks` are those of the run; without any, `pretend` makes some up, so that a rank can be tried alone;

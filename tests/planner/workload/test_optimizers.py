@@ -73,13 +73,13 @@ def with_optimizer(make: Callable[[Named], torch.optim.Optimizer]) -> Workload:
     return replace(workload, functions={**workload.functions, "optimizer": make})
 
 
-def model_of(width: int) -> ModelGraph:
+def model_of(width: int, dtype: str = "float32") -> ModelGraph:
     rows = [
         Parameter(
             name=f"{k}.weight",
             users=(),
             shape=(width,) * (1 + k % (3 if width < 9 else 2)),
-            dtype="float32",
+            dtype=dtype,
             bytes=0,
             trainable=k != 3,
         )
@@ -160,3 +160,10 @@ def test_large_matrices_tell_what_small_ones_do_not() -> None:
 @pytest.mark.parametrize("width", [5, 300])
 def test_an_optimizer_that_groups_by_size_updates_parts_as_it_does_the_whole(width: int) -> None:
     assert whole_optimizer(with_optimizer(by_size), model_of(width)) == ""
+
+
+def test_roundings_of_half_precision_are_not_taken_for_a_need_of_whole_parameters() -> None:
+    for kind in (torch.optim.SGD, torch.optim.AdamW):
+        make = with_optimizer(lambda named, kind=kind: kind(parameters(named), lr=0.01))  # type: ignore[misc]
+        assert whole_optimizer(make, model_of(5, "bfloat16")) == ""
+    assert whole_optimizer(with_optimizer(Factoring), model_of(300, "bfloat16")) == "Factoring"

@@ -1,4 +1,4 @@
-"""Models with odd parameters train alike whatever replicas share: to the bit where one micro-batch is summed."""
+"""Models with odd parameters train alike whatever replicas share: to the bit with one micro-batch, but for bf16."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ ROWS: dict[str, dict[str, object]] = {
 def test_odd_parameters_make_no_difference(
     kind: str, sharing: str, row: str, pool: Pool, tmp_path: Path
 ) -> None:
-    shape, rough = ROWS[row], 1e-2 if kind == "mixed" else 1e-6  # bf16 has eight bits
+    shape, rough = ROWS[row], kind == "mixed" and sharing != "state"  # bf16 rounds by the place in a tensor
     found = pair(pool, tmp_path, HERE + "odd_parameters.py", {"kind": kind}, sharing, **shape)
-    assert found <= (0.0 if shape["micros"] == 1 or sharing == "state" else rough)
+    assert found <= (1e-2 if rough else 0.0 if shape["micros"] == 1 or sharing == "state" else 1e-6)

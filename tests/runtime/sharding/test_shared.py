@@ -17,11 +17,11 @@ WHOLE: dict[tuple[object, ...], Run] = {}
 
 
 def apart(a: Run, b: Run) -> float:
-    """The largest difference of a loss, or of a parameter relative to its largest element."""
+    """The largest difference of a loss, or of an element of a parameter after any step."""
     found = [abs(x - y) for x, y in zip(a.losses, b.losses, strict=True)]
     for x, y in zip(a.after, b.after, strict=True):
         assert x.keys() == y.keys()
-        found += [float((x[n].double() - y[n].double()).abs().max()) for n in x]
+        found += [float((x[n].double() - y[n].double()).abs().max()) for n in x if x[n].numel()]
     return max(found)
 
 
