@@ -38,8 +38,8 @@ from runtime.runfolder import (
 )
 from runtime.slurm import commands, elastic, folder_lock, rank_records, task_layout
 from runtime.slurm.state import Queued
+from runtime.slurm.step import StepWatch
 
-POLL_S = 0.05
 REQUEUED_S = 120.0  # SLURM ends a job that it has queued again
 
 
@@ -56,7 +56,7 @@ class Supervisor:
     environment: Mapping[str, str]
     is_held: Callable[[], bool]  # whether the lock of the folder is still this supervisor's
     told: set[int] = field(default_factory=set)
-    to_tell: bool = False  # the ranks, to stop with a checkpoint
+    abandoned: bool = False  # the last step, whose nodes do not answer
 
     def __post_init__(self) -> None:
         self.nodes = commands.hostnames(self.environment["SLURM_JOB_NODELIST"])
@@ -81,7 +81,6 @@ class Supervisor:
 
     def _tell(self, number: int, frame: object) -> None:
         self.told.add(number)
-        self.to_tell |= number == signal.SIGUSR1
 
     def run(self) -> int:
         """Runs attempts until one ends for good, and writes the outcome of the run.
@@ -98,10 +97,11 @@ class Supervisor:
             if not self.is_held():
                 print("SLURM has started the job elsewhere: this supervisor says nothing more", flush=True)
                 return outcome.status
-            if (outcome.state == "stopped" or self._lost_nodes(outcome)) and self._may_go_on():
+            afresh = outcome.state == "stopped" or self.abandoned or self._lost_nodes(outcome)
+            if afresh and self._may_go_on():
                 return self._requeue(outcome)
             transient = outcome.state in ("hung", "lost") or any(status < 0 for status in outcome.exits)
-            spent = self._tries_in_vain() > self.restarts or not self.restarts
+            spent = self._tries_in_vain() > self.restarts or not self.restarts or self.abandoned
             if not transient or spent or self.told or self.paths.cancelled.exists():
                 return self._end(outcome)
             print(f"{outcome.cause}; starting again from the last complete checkpoint", flush=True)
@@ -181,17 +181,13 @@ class Supervisor:
             die_with_parent, os.getpid(), signal.SIGTERM
         )  # ranks do not outlive who watches them
         step = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, preexec_fn=with_us)
-        self.to_tell |= bool(self.told)
-        while (code := step.poll()) is None:
-            if self.to_tell and self._listening(generation):
-                self.to_tell = False
-                step.send_signal(signal.SIGUSR1)
-            time.sleep(POLL_S)
+        before = bool(self.told)
+        watch = StepWatch(
+            self.paths, generation, len(self.hosts), lambda: before or signal.SIGUSR1 in self.told
+        )
+        code = watch.wait(step, signal.SIGUSR1)
+        self.abandoned = watch.gone
         return code
-
-    def _listening(self, generation: int) -> bool:
-        """Returns whether all ranks have started. The signal would end a rank that does not listen to it yet."""
-        return all(rank_records.read(self.paths, rank, generation) for rank in range(len(self.hosts)))
 
     def _may_go_on(self) -> bool:
         cancelled = signal.SIGTERM in self.told or self.paths.cancelled.exists()

@@ -1,0 +1,79 @@
+"""The watch over srun: ranks are told to stop even where the signal was lost, and a step that cannot end is given up."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from runtime.runfolder import Paths
+from runtime.slurm import step as steps
+from runtime.slurm.rank_records import RankRecord
+from runtime.slurm.step import StepWatch
+from tests.slurm.jobs import PATIENCE_S, until
+
+ENDS_WITH_7 = "trap 'exit 7' USR1; touch ready; while :; do sleep 0.02; done"
+NEVER_ENDS = "trap '' USR1; touch ready; while :; do sleep 0.02; done"
+
+
+@pytest.fixture
+def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
+    monkeypatch.setattr(steps, "LOOK_S", 0.01)
+    found = Paths(tmp_path)
+    (tmp_path / "tasks").mkdir()
+    return found
+
+
+def started(paths: Paths, ranks: int) -> None:
+    for rank in range(ranks):
+        RankRecord(rank=rank, generation=2, host="n1", node=0, pid=1).write(paths)
+
+
+def waits(watch: StepWatch, script: str) -> int:
+    root = watch.paths.root
+    with subprocess.Popen(["sh", "-c", script], cwd=root, start_new_session=True) as step:
+        try:
+            until((root / "ready").exists, "it listens", PATIENCE_S)
+            return watch.wait(step, signal.SIGUSR1)
+        finally:
+            step.kill()
+
+
+def test_ranks_of_a_cancelled_run_are_told_to_stop_though_no_signal_came(paths: Paths) -> None:
+    started(paths, 2)
+    paths.cancelled.touch()
+    watch = StepWatch(paths, 2, 2, lambda: False)
+    assert waits(watch, ENDS_WITH_7) == 7 and not watch.gone
+
+
+def test_no_rank_is_told_before_all_ranks_listen(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = iter([True] * 5)
+
+    def ask() -> bool:
+        if next(asked, None) is None:
+            started(paths, 2)
+        return True
+
+    started(paths, 1)
+    assert waits(StepWatch(paths, 2, 2, ask), ENDS_WITH_7) == 7
+    assert next(asked, None) is None
+
+
+def test_a_step_that_outlives_a_failed_rank_is_given_up(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "ENDS_S", 0.2)
+    paths.failed(2).touch()
+    watch = StepWatch(paths, 2, 2, lambda: False)
+    assert waits(watch, NEVER_ENDS) == 1 and watch.gone
+
+
+def test_a_rank_that_failed_at_an_earlier_start_ends_nothing(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "ENDS_S", 0.0)
+    paths.failed(1).touch()
+    watch = StepWatch(paths, 2, 2, lambda: False)
+    assert waits(watch, "touch ready; sleep 0.3") == 0 and not watch.gone
