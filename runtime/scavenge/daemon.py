@@ -116,8 +116,8 @@ class Scavenger:
         Returns: where every job stood before.
         """
         self._note_first_steps()
-        alive = partition.jobs_below(self.journal.root)
-        tallies = {name: self._tally(name, alive) for name in self.jobs}
+        known = partition.jobs_below(self.journal.root)
+        tallies = {name: self._tally(name, known) for name in self.jobs}
         chosen = self._sizes(tallies, len(partition.idle_nodes(self.asked.partition)))
         for name in sorted(chosen, key=lambda name: chosen[name] - tallies[name].held):
             self._change(tallies[name], chosen[name])
@@ -149,7 +149,7 @@ class Scavenger:
         )
         return scavenge.Holding(job=timed, nodes=tally.held, worth=timed.worth(tally.held))
 
-    def _tally(self, name: str, alive: Mapping[Path, tuple[int, str]]) -> Tally:
+    def _tally(self, name: str, known: Mapping[Path, tuple[int, str]]) -> Tally:
         """Returns where a job stands, by what SLURM and its run folder say."""
         paths, last = self.paths(name), self.journal.of(name, "aside")
         if last:
@@ -162,13 +162,15 @@ class Scavenger:
         step, outcome = recent(paths).done, outcome_of(paths)
         if outcome is not None and outcome.state == "done":
             return Tally(job=name, state="done", nodes=0, step=step)
-        if paths.root not in alive:
-            return self._ended(name, step)
-        number, word = alive[paths.root]
+        number, word = known.get(paths.root, (0, ""))
         queued = slurm.Queued.read(paths)
-        if queued is None or queued.job != number:  # whoever queued it died before it could write that down
+        if number and (queued is None or queued.job < number):  # who queued it died before writing that down
             queued = slurm.Queued(job=number, submitted_s=time.time())
             queued.write(paths)
+        if queued is None or partition.is_over(word):
+            return self._ended(name, step)
+        if queued.left == "withdrawn":  # whoever wanted that died before it was done
+            replace(queued, left="").write(paths)
         nodes = len({place.node for place in plans.load(paths.plan).places})
         if word == "COMPLETING":
             return Tally(job=name, state="ends", nodes=0, step=step)
@@ -180,8 +182,7 @@ class Scavenger:
     def _ended(self, name: str, step: int) -> Tally:
         """Returns where a job stands of which no job of SLURM waits or runs, and that is not done."""
         status = launch.of(self.paths(name).root)
-        ours = self.journal.of(name, "asked", "queued", "stopped")
-        if status.state == "cancelled" and (not ours or ours[-1].what == "queued"):
+        if slurm.somebody_cancelled(self.paths(name)):
             return self._aside(name, step, "somebody cancelled it")
         reason = "" if status.state in HARMLESS else status.reason or f"it ended as {status.state}"
         if reason and self.journal.tired(name):

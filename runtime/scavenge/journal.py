@@ -78,9 +78,10 @@ class IdleJournal:
         self._notes = read_lines(Note, self.file) if self.file.exists() else []
 
     def write(self, note: Note) -> Note:
-        """Adds a line, which is on the disk when this returns."""
-        with self.file.open("a") as file:
-            file.write(json.dumps(asdict(note)) + "\n")
+        """Adds a line, which is on the disk when this returns. A torn one above it, of a process that died, is ended."""
+        with self.file.open("a+b") as file:
+            torn = file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n"
+            file.write(b"\n" * bool(torn) + json.dumps(asdict(note)).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
         self._notes.append(note)

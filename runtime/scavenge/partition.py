@@ -68,19 +68,31 @@ def idle_nodes(name: str) -> list[str]:
 
 
 def jobs_below(folder: Path) -> dict[Path, tuple[int, str]]:
-    """Returns the jobs of this user that wait or run, by the folder that their batch script lies in.
+    """Returns the jobs of this user by the folder that their batch script lies in, also those that just ended.
 
     Args: `folder` is above those folders.
-    Returns: folder -> number of the job, and SLURM's word for its state. Of several jobs, the one that runs.
+    Returns: folder -> number of the job, and SLURM's word for its state. Of several jobs, the one that runs, else one
+      that waits, else the last one.
     """
-    text = slurm.ask("squeue", "-h", f"--user={os.getuid()}", "-o", SEPARATOR.join(("%A", "%T", "%o")))
+    row = SEPARATOR.join(("%A", "%T", "%o"))
+    text = slurm.ask("squeue", "-h", "--states=all", f"--user={os.getuid()}", "-o", row)
     found = dict[Path, tuple[int, str]]()
     for line in text.splitlines():
         number, word, script = line.split(SEPARATOR)
-        home = Path(script.strip()).parent
-        if home.parent == folder and (home not in found or word == "RUNNING"):
-            found[home] = (int(number), word)
+        home, job = Path(script.strip()).parent, (int(number), word)
+        if home.parent == folder and (home not in found or _nearness(job) > _nearness(found[home])):
+            found[home] = job
     return found
+
+
+def is_over(word: str) -> bool:
+    """Returns whether a job with this word of SLURM for its state neither waits nor runs."""
+    return word not in (*slurm.QUEUED, *slurm.RUNNING)
+
+
+def _nearness(job: tuple[int, str]) -> tuple[bool, bool, int]:
+    number, word = job
+    return word == "RUNNING", not is_over(word), number
 
 
 def _setting(text: str, key: str) -> str:

@@ -13,12 +13,14 @@ from runtime.slurm.limits import known
 from runtime.slurm.measure_jobs import run
 from runtime.slurm.options import NAMED, Options, load, over, pairs, site_file
 from runtime.slurm.script import array_text, text
-from runtime.slurm.state import Queued, of
+from runtime.slurm.state import QUEUED, RUNNING, Queued, of, somebody_cancelled
 from runtime.slurm.submit import cancel, prepared, queue_script, request, stop
 from runtime.slurm.task_layout import read
 
 __all__ = [
     "NAMED",
+    "QUEUED",
+    "RUNNING",
     "Elastic",
     "Options",
     "Queued",
@@ -44,6 +46,7 @@ __all__ = [
     "request",
     "run",
     "site_file",
+    "somebody_cancelled",
     "stop",
     "test_only",
     "text",

@@ -1,11 +1,18 @@
-"""The records that ranks under SLURM leave in the run folder, and the outcome that follows from them."""
+"""The records that ranks under SLURM leave in the run folder, the watch over their step, and the outcome of both.
+
+The step is srun with all ranks. A signal that comes before the supervisor listens is lost, so the watch looks at the mark
+of a cancelled run as well. srun waits without end for a node that went away with its ranks and was back before SLURM
+noticed, so the watch gives it up.
+"""
 
 from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 
 from planner.errors import BadInput
 from planner.files import find_record
@@ -13,6 +20,9 @@ from runtime.runfolder import Outcome, Paths, read_cause, write_durably
 from runtime.slurm import commands
 
 WORDLESS = "vanished without a word"
+POLL_S = 0.05
+LOOK_S = 1.0  # at marks in the run folder
+ENDS_S = 90.0  # from a rank's bad end on; SLURM's KillWait is 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,3 +151,50 @@ def who_ended(nodes: Sequence[str], otherwise: str) -> str:
     """Returns which nodes of a job are lost, or other words where none is."""
     gone = commands.unwell(nodes)
     return f"lost {', '.join(gone)}" if gone else otherwise
+
+
+@dataclass
+class StepWatch:
+    """The watch over one step; `gone` says that srun was given up, since some of its nodes do not answer."""
+
+    paths: Paths
+    generation: int
+    ranks: int
+    asked: Callable[[], bool]  # whether ranks are to stop
+    gone: bool = False
+    _told: bool = False
+    _cancelled: bool = False
+    _look_s: float = 0.0
+    _failed_s: float = field(default=float("inf"))
+
+    def wait(self, step: subprocess.Popen[bytes], number: int) -> int:
+        """Waits until a step has ended, and hands a signal on to it once.
+
+        Args: `number` is the signal that tells ranks to stop with a checkpoint.
+        Returns: the exit status of srun; 1 where it was given up.
+        """
+        while (code := step.poll()) is None:
+            self._look()
+            if not self._told and (self._cancelled or self.asked()) and self._listening():
+                self._told = True
+                step.send_signal(number)
+            if time.monotonic() > self._failed_s + ENDS_S:
+                step.kill()
+                step.wait()
+                self.gone = True
+                return 1
+            time.sleep(POLL_S)
+        return code
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        if now < self._look_s:
+            return
+        self._look_s = now + LOOK_S
+        self._cancelled = self.paths.cancelled.exists()
+        if self.paths.failed(self.generation).exists():
+            self._failed_s = min(self._failed_s, now)
+
+    def _listening(self) -> bool:
+        """Returns whether all ranks have started. The signal would end a rank that does not listen to it yet."""
+        return all(read(self.paths, rank, self.generation) for rank in range(self.ranks))

@@ -11,6 +11,7 @@ import re
 import shutil
 import signal
 from dataclasses import asdict, dataclass
+from typing import Literal
 
 from planner.errors import ShardwrightError
 from planner.files import find_record
@@ -161,6 +162,7 @@ class Queued:
     job: int
     submitted_s: float
     inside: int = 0  # process of the supervisor where the ranks run inside the caller's own allocation
+    left: Literal["", "stopped", "withdrawn"] = ""  # by `stop`, while it ran or while it waited
 
     def write(self, paths: Paths) -> None:
         """Writes the job in the run folder."""
@@ -173,3 +175,16 @@ class Queued:
         Args: `paths` is the run folder.
         """
         return find_record(cls, paths.slurm)
+
+
+def somebody_cancelled(paths: Paths) -> bool:
+    """Returns whether the job of a run was ended for good, by scancel or `shardwright cancel`, and not by `stop`.
+
+    A job that `stop` has withdrawn is cancelled too. One that `stop` told to stop is not, unless somebody did that.
+    Args: `paths` is the run folder. Of a job that SLURM has forgotten, only `shardwright cancel` has left a mark.
+    """
+    queued = Queued.read(paths)
+    if queued is None or queued.left == "withdrawn":
+        return False
+    found = of(queued.job).state
+    return found == "cancelled" or (found == "gone" and not queued.left and paths.cancelled.exists())

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from planner import verify
@@ -163,33 +164,43 @@ def cancel(paths: Paths) -> None:
     else:
         if state.of(queued.job).state not in ("queued", "running"):
             raise BadInput("does not run", where=str(paths.root))
-        script = commands.script_of(queued.job)
-        if not (script and script.exists() and script.parent.samefile(paths.root)):
-            raise BadInput(
-                f"the script of job {queued.job}, {script or 'which SLURM does not name'}, does not lie there",
-                where=str(paths.root),
-                allowed=f"scancel {queued.job}, if you mean that job",
-            )
+        _check_script(paths, queued.job)
         paths.cancelled.touch()
         commands.ask("scancel", str(queued.job))
+
+
+def _check_script(paths: Paths, job: int) -> None:
+    script = commands.script_of(job)
+    if not (script and script.exists() and script.parent.samefile(paths.root)):
+        raise BadInput(
+            f"the script of job {job}, {script or 'which SLURM does not name'}, does not lie there",
+            where=str(paths.root),
+            allowed=f"scancel {job}, if you mean that job",
+        )
 
 
 def stop(paths: Paths) -> None:
     """Stops the job of a run after the step that it is in, with a checkpoint, and waits until SLURM is done with it.
 
     Args: `paths` is the run folder; SLURM does not queue the job again.
-    Raises: BadInput where no job of the run waits or runs.
+    Raises: BadInput where no job of the run waits or runs, or where somebody cancels it meanwhile.
     """
     queued = Queued.read(paths)
     if queued is None or queued.inside or state.of(queued.job).state not in ("queued", "running"):
         raise BadInput("has no job that waits or runs", where=str(paths.root))
-    if state.of(queued.job).state == "queued":
-        cancel(paths)
-    else:
-        paths.cancelled.touch()
-        commands.ask("scancel", "--signal=USR1", "--batch", str(queued.job))
-    while state.of(queued.job).state in ("queued", "running"):
+    _check_script(paths, queued.job)
+    paths.cancelled.touch()
+    told = ""  # a job that waits may begin meanwhile, and one that runs may lose its nodes and wait again
+    while (now := state.of(queued.job).state) in ("queued", "running"):
+        if now != told:
+            queued = replace(queued, left="withdrawn" if now == "queued" else "stopped")
+            queued.write(paths)
+            how = "--state=PENDING" if now == "queued" else "--signal=USR1"
+            commands.ask("scancel", how, *([] if now == "queued" else ["--batch"]), str(queued.job))
+            told = now
         time.sleep(LOOK_S)
+    if state.somebody_cancelled(paths):
+        raise BadInput(f"somebody cancelled job {queued.job}", where=str(paths.root))
 
 
 def prepared(

@@ -37,8 +37,8 @@ from runtime.runfolder import (
     tell,
 )
 from runtime.slurm import commands, elastic, folder_lock, rank_records, task_layout
+from runtime.slurm.rank_records import StepWatch
 from runtime.slurm.state import Queued
-from runtime.slurm.step import StepWatch
 
 REQUEUED_S = 120.0  # SLURM ends a job that it has queued again
 

@@ -139,6 +139,62 @@ def test_a_job_that_somebody_cancelled_stays_cancelled(
     assert started(asked).tick()[0].state == "aside"
 
 
+def test_a_job_that_was_cancelled_while_nobody_decided_stays_cancelled(
+    cluster: Cluster, asked: Asked, started: Callable[[Asked], Scavenger], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, running = occupied(cluster, 12), started(asked)
+    launch.launch_slurm(
+        plan(4), running.paths("paced").root, steps=STEPS, options=running._options, device="cpu"
+    )
+    waits = running.tick()[0]
+    assert waits.state == "waits"
+    monkeypatch.setattr(daemon, "GRANT_S", 0.0)
+    with monkeypatch.context() as patch:  # the process dies when the job was withdrawn, and not queued again
+        patch.setattr(launch.handle, "go_on", died)
+        patch.setattr(partition, "idle_nodes", lambda _: ["n1", "n2"])
+        with pytest.raises(Death):
+            running.tick()
+    cluster.run("scancel", other)
+    running = started(asked)
+    trains_on(running, 4)  # what it has cancelled itself goes on
+    with monkeypatch.context() as patch:  # it dies between the line before a change and the change
+        patch.setattr(launch, "rescale", died)
+        with pytest.raises(Death):
+            started(replace(asked, most=1)).tick()
+    assert running.journal.file.read_text().splitlines()[-1].find('"what": "asked"') > 0
+    cluster.run("scancel", str(handle_of(running.paths("paced").root).job))
+    running = started(asked)
+    found = ticked(running, lambda job: job.state == "aside", "set aside")
+    assert found.reason == "somebody cancelled it"
+    assert [note.why for note in started(asked).journal.of("paced", "aside")] == [found.reason]
+
+
+def test_a_cancellation_while_a_job_stops_is_told_to_whoever_stops_it(
+    cluster: Cluster, asked: Asked, started: Callable[[Asked], Scavenger], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = started(asked)
+    trains_on(running, 4)
+    run, ask = handle_of(running.paths("paced").root), slurm.commands.ask
+
+    def beaten(*command: str) -> str:
+        return ask("scancel", str(run.job)) if "--signal=USR1" in command else ask(*command)
+
+    with monkeypatch.context() as patch, pytest.raises(BadInput, match=f"somebody cancelled job {run.job}"):
+        patch.setattr(slurm.submit.commands, "ask", beaten)
+        slurm.stop(run.paths)
+
+
+def test_a_job_that_has_just_begun_hears_that_it_is_to_stop(
+    cluster: Cluster, asked: Asked, started: Callable[[Asked], Scavenger]
+) -> None:
+    running = started(asked)
+    running.tick()
+    run = handle_of(running.paths("paced").root)
+    until(lambda: slurm.of(run.job or 0).state == "running", "it runs")
+    slurm.stop(run.paths)
+    assert len(launch.of(run.folder).history) == 0 and launch.of(run.folder).step < STEPS // 2
+
+
 def test_a_job_that_never_gets_a_step_further_is_set_aside(
     cluster: Cluster, asked: Asked, started: Callable[[Asked], Scavenger], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from runtime.runfolder import Paths
-from runtime.slurm import step as steps
-from runtime.slurm.rank_records import RankRecord
-from runtime.slurm.step import StepWatch
+from runtime.slurm import rank_records as steps
+from runtime.slurm.rank_records import RankRecord, StepWatch
 from tests.slurm.jobs import PATIENCE_S, until
 
 ENDS_WITH_7 = "trap 'exit 7' USR1; touch ready; while :; do sleep 0.02; done"

@@ -8,9 +8,9 @@ from random import Random
 import pytest
 
 from planner.cluster import Cluster
-from planner.milp import Question, solve
+from planner.milp import Question, solve, uneven
 from planner.milp.uneven import fluid_ns, split
-from planner.plan import Plan
+from planner.plan import Plan, dump
 from planner.simulate import period_of_plan, period_of_replica
 from planner.verify import violations
 from tests.planner.milp.instances import chain, cluster, profile
@@ -83,8 +83,20 @@ def test_a_plan_with_uneven_shares_holds_and_its_bound_is_below_every_plan(halve
     assert fluid_ns(asked(machines, 16).instance()) <= free.prediction.step_ns <= halves.prediction.step_ns
 
 
-def test_devices_of_one_speed_keep_equal_shares() -> None:
-    assert not solve(asked(mixed(2.0, 2.0), 8)).batch.shares
+def test_devices_of_one_speed_keep_equal_shares_and_their_plan_to_the_byte(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machines = mixed(2.0, 2.0)
+    assert not solve(asked(machines, 8)).batch.shares
+    found = dump(solve(asked(machines, 8, pipeline=1, data=2, micro=1)))
+    with monkeypatch.context() as patch:
+        patch.setattr(uneven, "split", unasked)
+        assert dump(solve(asked(machines, 8, pipeline=1, data=2, micro=1))) == found
+    assert "shares" not in found and "replica_times" not in found
+
+
+def unasked(*_: object) -> tuple[int, ...]:
+    raise AssertionError("nothing is shared out among devices of one speed")
 
 
 def test_uneven_shares_that_gain_nothing_are_not_taken() -> None:

@@ -50,6 +50,32 @@ def test_a_log_of_five_events_has_the_answer_of_a_hand() -> None:
     assert found.unused_node_s == 0.0
 
 
+TWO = log_of_spells(
+    "abc", [Spell(0, 0, 500), Spell(1, 0, 200), Spell(1, 300, 500), Spell(2, 100, 500)], 0.0, 500.0
+)
+
+
+def test_two_jobs_on_a_log_of_five_events_have_the_answer_of_a_hand() -> None:
+    linear = ElasticJob(name="b", curve=Curve(rates={1: 1.0, 2: 2.0}), up_s=20.0, down_s=10.0)
+    single = ElasticJob(name="c", curve=Curve(rates={1: 0.9}), up_s=20.0, down_s=10.0)
+    found = replay(TWO, [linear, single], planned(120.0))
+    # In 120 s, two nodes bring b 240, and one each 120 + 108; at 100 c takes the third. At 200 b loses one of two: the
+    # node of c would bring it 240 - 20 * 2, but one each bring 120 - 10 * 2 + 108. At 300 growing brings 120 - 20 * 1.
+    assert [(x.job, x.begin_s, x.end_s, len(x.nodes), x.pause_s) for x in sorted(found.spans)] == [
+        ("b", 0.0, 200.0, 2, 20.0),
+        ("b", 200.0, 300.0, 1, 10.0),
+        ("b", 300.0, 500.0, 2, 20.0),
+        ("c", 100.0, 500.0, 1, 20.0),
+    ]
+    assert found.work == pytest.approx(180 * 2.0 + 90 * 1.0 + 180 * 2.0 + 380 * 0.9)
+    assert found.lost_to_rescaling == pytest.approx(20 * 2.0 + 20 * 2.0 + 20 * 0.9)
+    assert found.lost_to_preemption == pytest.approx(10 * 1.0)
+    assert (found.rescales, found.preemptions) == (3, 1)
+    assert found.training_node_s == pytest.approx(180 * 2 + 90 + 180 * 2 + 380)
+    assert found.pausing_node_s == pytest.approx(20 * 2 + 10 + 20 * 2 + 20)
+    assert found.unused_node_s == 0.0
+
+
 def test_free_rescaling_loses_nothing() -> None:
     found = replay(FIVE, [JOB], planned(), free=True, again_s=60.0)
     assert found.work == pytest.approx(100 * (1.8 + 2.4 + 1.8 + 1.0))

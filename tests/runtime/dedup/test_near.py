@@ -37,6 +37,15 @@ def test_the_pairs_are_those_of_comparing_all_with_all(count: int, threshold: in
     assert np.array_equal(near_pairs(bits, threshold), np.argwhere(np.triu(near, 1)))
 
 
+def test_the_pairs_of_20_000_are_those_of_comparing_all_with_all() -> None:
+    bits, found = drawn(20_000, 7), list[np.ndarray]()
+    for i in range(0, len(bits), 500):
+        near = np.bitwise_count(bits[i : i + 500, None] ^ bits[None, i:]) <= 4
+        found.append(np.argwhere(np.triu(near, 1)) + i)
+    pairs = np.concatenate(found)
+    assert len(pairs) > 1000 and np.array_equal(near_pairs(bits, 4), pairs)
+
+
 def pictures(count: int, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
     """Smooth pictures, as photographs are."""
     draw = np.random.default_rng(seed)
