@@ -67,10 +67,12 @@ def buckets_of(
 
     Args: `stage_of` has the stage of each layer; `trained` names the parameters that a training changes; `parts` has
         the ranks of a group that hold the same part of each parameter that is cut.
-    Returns: one bucket for each set of stages and type, and for each part of what is cut.
+    Returns: one bucket for each set of stages and type, and for each part of what is cut; names are in the order of
+        the first layers that use them, in which the optimizer's state is dealt out.
     """
     found: dict[tuple[tuple[int, ...], str, Places], list[str]] = {}
-    for parameter in graph.parameters:
+    first = {row.name: min((graph.index[user] for user in row.users), default=0) for row in graph.parameters}
+    for parameter in sorted(graph.parameters, key=lambda row: first[row.name]):
         if parameter.name in trained:
             stages = tuple(sorted({stage_of[graph.index[user]] for user in parameter.users}))
             key = stages, parameter.dtype, (parts or {}).get(parameter.name, ())

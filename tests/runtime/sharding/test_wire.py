@@ -161,6 +161,9 @@ def test_a_rank_reads_its_own_elements_and_no_byte_beside_them(tmp_path: Path) -
     part.write_bytes(part.read_bytes()[:-8])
     with pytest.raises(BadInput, match=part.name):
         Checkpoint.open(made.folder).region("w", 9_000, 10_000)
+    part.unlink()
+    with pytest.raises(BadInput, match=part.name):
+        Checkpoint.open(made.folder).region("w", 9_000, 10_000)
 
 
 WRONG: dict[str, tuple[Callable[[], Plan], str]] = {
