@@ -149,9 +149,7 @@ class RankParts:
         )
 
     def _rows(self, module: StageModule) -> list[str]:
-        """Returns the names of a stage's tensors in a checkpoint. Constants of the graph come with the
-        capture.
-        """
+        """Returns the names of a stage's tensors in a checkpoint; constants of the graph come with the capture."""
         names = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
         return [name for name in names if name in self.graph.parameter or name in self.graph.buffer]
 
