@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from planner.choose.folded import folded
 from planner.choose.options import decisions_of
-from planner.choose.prices import NOT_STORED, LayoutPrice, Storing, price
+from planner.choose.prices import NOT_STORED, LayoutPrice, Storing, anywhere, price, resting_in
 from planner.choose.program import program
 from planner.choose.solve import LayoutProgram, Solver
 from planner.choose.work import GroupWork
@@ -72,14 +72,16 @@ def _on_mesh(
 ) -> Iterator[ChosenLayout]:
     trained = work.with_gradients()
     decisions = decisions_of(folded(work.operations), on.mesh, trained, work.resolved)
-    asked = program(decisions, work, on)
-    for worth, choice in explored(asked, work, on, solver):
+    storing = anywhere(on.mesh)
+    asked = program(decisions, work, on, storing)
+    for worth, choice in explored(asked, work, on, solver, storing):
 
         def cost(graph: LocalGraph, worth: float = worth) -> float:
             priced = price(graph, work, on)
             return priced.ns + worth * priced.bytes
 
-        lines = as_read(lines_of(work, decisions, choice, cost))
+        resting = resting_in(graph_of(work, decisions, choice), work, on, storing, worth)
+        lines = as_read(lines_of(work, decisions, choice, cost, resting))
         graph = graph_by(work, on.mesh, lines)
         found = of_plan(on.mesh, lines) if of_plan is not None else price(graph, work, on)
         yield ChosenLayout(on=on, lines=lines, price=found, graph=graph)
@@ -93,13 +95,14 @@ def explored(
     storing: Storing = NOT_STORED,
 ) -> list[tuple[float, list[int]]]:
     """Returns the choices of one mesh that are best at some price of memory, each with such a price."""
-    known: dict[tuple[int, ...], tuple[float, LayoutPrice]] = {}
+    known: dict[object, tuple[float, list[int]]] = {}
 
     def at(worth: float) -> LayoutPrice:
         choice = asked.solve(worth, solver)
-        priced = price(graph_of(work, asked.decisions, choice), work, on, storing, worth)
-        known.setdefault(tuple(choice), (worth, priced))
-        return priced
+        graph = graph_of(work, asked.decisions, choice)
+        resting = resting_in(graph, work, on, storing, worth)
+        known.setdefault((tuple(choice), tuple(resting.items())), (worth, choice))
+        return price(graph, work, on, storing, worth)
 
     fast = at(0.0)
     small = at(_DEAR * fast.ns / max(fast.bytes, 1.0))
@@ -113,7 +116,7 @@ def explored(
         line = left.ns + worth * left.bytes
         if middle.ns + worth * middle.bytes < line * (1 - 1e-6):
             open_pairs += [(left, middle), (middle, right)]
-    return [(worth, list(choice)) for choice, (worth, _) in known.items()]
+    return list(known.values())
 
 
 def _best(found: Sequence[ChosenLayout]) -> list[ChosenLayout]:

@@ -63,6 +63,11 @@ class Storing:
     again: Again = "weights"
 
 
+def anywhere(mesh: Mesh) -> Storing:
+    """Returns that parameters may rest in parts along every axis of a mesh."""
+    return Storing(axes=frozenset(range(len(mesh))))
+
+
 def elements(layout: GroupLayout, mesh: Mesh) -> float:
     """Returns the elements of a rank's part of a tensor, on average."""
     return prod(layout.shape) / prod(mesh[a] for cut in layout.cuts if cut is not None for a in cut.axes)
@@ -80,15 +85,15 @@ def held_prices(
     axes = [axis for axis, ranks in enumerate(on.mesh) if ranks > 1 and layout.kind(axis) != "S"]
     for count in range(len(axes) + 1):
         for stored in itertools.combinations(axes, count):
-            if not storing.axes.issuperset(stored):
+            if not storing.axes.issuperset(stored) or (stored and len(layout.shape) < 2):
                 continue
             part = size / prod(on.mesh[axis] for axis in stored)
             rest = tuple(axis for axis in axes if axis not in stored)
             ns = part * work.update_ns
             ns += on.slope_ns("reduce", rest) * part * work.gradient_bytes if rest else 0.0
             if stored:
-                gathers = (2 if storing.again else 1) * work.element_bytes
-                ns += work.micros * on.slope_ns("gather", stored) * size * (gathers + work.gradient_bytes)
+                moves = (2 if storing.again else 1) + 1  # gathers, and the sum of gradients
+                ns += work.micros * moves * on.ns("gather", stored, size * work.gradient_bytes)
             ways.append(HeldPrice(ns, part * work.state_bytes, stored))
     return tuple(ways)
 
@@ -129,13 +134,15 @@ def price(
     again = storing.again == "all"
     compute = sum(work.time_ns(x.operation.name, share_done(x, graph.mesh)) for x in graph.placed)
     convert = sum(
-        sum(on.passage_ns(x.steps, work.element_bytes, trained=x.trained, again=again))
+        sum(
+            on.passage_ns(x.steps, work.gradient_bytes, trained=True, again=x.again)
+            if x.gathers_parameter
+            else on.passage_ns(x.steps, work.element_bytes, trained=x.trained, again=again)
+        )
         for x in conversions_of(graph)
     )
     sums, states, parts = 0.0, 0.0, 0
-    for name in sorted(graph.trained & set(graph.states)):
-        ways = held_prices(graph.states[name], work, on, storing)
-        way = min(ways, key=lambda x: x.ns + worth * x.bytes)
+    for way in _ways(graph, work, on, storing, worth).values():
         sums, states, parts = sums + way.ns, states + way.bytes, parts + bool(way.stored)
     return LayoutPrice(
         compute_ns=compute * work.micros,
@@ -147,10 +154,33 @@ def price(
     )
 
 
+def resting_in(
+    graph: LocalGraph, work: GroupWork, on: MeshOnCluster, storing: Storing, worth: float
+) -> Mapping[str, tuple[int, ...]]:
+    """Returns the axes along which each parameter should rest in parts, by its name among the tensors of a graph.
+
+    Args: all are those of `price`.
+    """
+    ways = _ways(graph, work, on, storing, worth)
+    return {name: way.stored for name, way in ways.items() if way.stored}
+
+
+def _ways(
+    graph: LocalGraph, work: GroupWork, on: MeshOnCluster, storing: Storing, worth: float
+) -> Mapping[str, HeldPrice]:
+    """Returns how each trained parameter is held, by what its bytes are worth."""
+    return {
+        name: min(held_prices(graph.states[name], work, on, storing), key=lambda x: x.ns + worth * x.bytes)
+        for name in sorted(graph.trained & set(graph.states))
+    }
+
+
 def conversions_of(graph: LocalGraph) -> Iterator[Conversion]:
-    """Yields the conversions of tensors that the model makes; parameters are held as they are read."""
+    """Yields the conversions of tensors that the model makes, and of parameters that rest in parts."""
     return (
-        x for x in graph.conversions() if not (x.tensor.startswith(STATE_NAME) and x.tensor in graph.trained)
+        x
+        for x in graph.conversions()
+        if x.gathers_parameter or not (x.tensor.startswith(STATE_NAME) and x.tensor in graph.trained)
     )
 
 

@@ -235,8 +235,9 @@ class _Builder:
         cuts = {layout.cuts: layout for layout in layouts}
         held = {key: self._variable("y") for key in cuts}
         for key, layout in cuts.items():
-            way = held_prices(layout, self.work, self.on, NOT_STORED)[0]
-            self.terms.append((held[key], Term(ns=way.ns, bytes=way.bytes)))
+            self.terms.append(
+                (held[key], Term(held=(held_prices(layout, self.work, self.on, self.storing),)))
+            )
         for d, reads in users.items():
             row = self.chosen[d]
             for key, y in held.items():

@@ -7,7 +7,7 @@ dropped, since the walk of `planner.layout` finds what they say by itself; and p
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner import files
@@ -20,6 +20,7 @@ from planner.layout import (
     ADDENDS,
     ALIKE,
     MOVES,
+    STORED,
     WHOLE,
     LocalGraph,
     LocalOperation,
@@ -97,10 +98,12 @@ def lines_of(
     decisions: Decisions,
     choice: Sequence[int],
     priced: Callable[[LocalGraph], float],
+    resting: Mapping[str, tuple[int, ...]],
 ) -> tuple[Wish, ...]:
     """Returns the fewest lines found that give a choice, or what comes nearest to it.
 
-    Args: `priced` is what a layout costs, by which two sets of lines are compared.
+    Args: `priced` is what a layout costs, by which two sets of lines are compared; `resting` has the axes along which
+        parameters rest in parts.
     """
     folded = decisions.graph
 
@@ -121,8 +124,25 @@ def lines_of(
             tried = others if factor == ADDENDS else _sorted([*others, Wish(x.pattern, x.axis, factor)])
             if (found := cost(tried)) < best:
                 lines, best = tried, found
+    for stored in _resting(folded, resting):
+        if (found := cost(tried := [*lines, *stored])) < best:
+            lines, best = tried, found
     attentions = {_pattern(x, folded) for x in folded.operations if x.operation == ATTENTION}
     return tuple(_simpler(lines, best, cost, attentions))
+
+
+def _resting(graph: FoldedGraph, resting: Mapping[str, tuple[int, ...]]) -> Iterator[list[Wish]]:
+    """Yields lines by which parameters rest in parts: of each axis one for all modules, and one for each module."""
+    axes = sorted({axis for own in resting.values() for axis in own})
+    if axes:
+        yield [Wish("*", axis, STORED) for axis in axes]
+        own = {
+            Wish(_pattern(x, graph), axis, STORED): None
+            for x in graph.operations
+            for name in x.reads()
+            for axis in resting.get(name, ())
+        }
+        yield list(own)
 
 
 def _asked(decisions: Decisions, choice: Sequence[int]) -> Iterator[_Asked]:

@@ -138,11 +138,11 @@ class LayerPart(NamedTuple):
 
 
 def layer_parts(
-    found: LocalGraph, element_bytes: int, machine: MeshOnCluster | None = None
+    found: LocalGraph, element_bytes: int, machine: MeshOnCluster | None = None, weight_bytes: int = 4
 ) -> dict[str, LayerPart]:
     """Returns what a cut leaves of each layer, and what it adds.
 
-    Args: `element_bytes` are of an activation; without a `machine` conversions take no time.
+    Args: `element_bytes` are of an activation, `weight_bytes` of a parameter; without a `machine` conversions take no time.
     """
     inside: dict[str, list[LocalOperation]] = defaultdict(list)
     for done in found.placed:
@@ -165,7 +165,12 @@ def layer_parts(
         part = parts.get(conversion.layer, LayerPart())
         ways = (0.0, 0.0)
         if machine is not None:
-            ways = machine.passage_ns(conversion.steps, element_bytes, trained=conversion.trained)
+            ways = machine.passage_ns(
+                conversion.steps,
+                weight_bytes if conversion.gathers_parameter else element_bytes,
+                trained=conversion.trained,
+                again=conversion.again,
+            )
         parts[conversion.layer] = part._replace(
             forward_ns=part.forward_ns + ways[0],
             backward_ns=part.backward_ns + ways[1],

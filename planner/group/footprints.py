@@ -44,12 +44,12 @@ def whole(found: LocalGraph) -> LocalGraph:
     return replace(found, placed=placed, layouts=layouts, made={})
 
 
-def footprints(found: LocalGraph, element_bytes: int) -> Mapping[str, LayerBytes]:
+def footprints(found: LocalGraph, element_bytes: int, weight_bytes: int) -> Mapping[str, LayerBytes]:
     """Returns the bytes of each layer on the rank of a group with most to do.
 
-    Args: `element_bytes` are of what layers make.
+    Args: `element_bytes` are of what layers make, `weight_bytes` of a parameter.
     """
-    walk = StorageWalk(found, element_bytes)
+    walk = StorageWalk(found, element_bytes, weight_bytes)
     return {name: _bytes_of(walk, layer) for name, layer in walk.layers().items()}
 
 

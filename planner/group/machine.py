@@ -92,12 +92,12 @@ class MeshOnCluster:
         return (self.ns(collective, axes, 2 * _LARGE) - self.ns(collective, axes, _LARGE)) / _LARGE
 
     def passage_ns(
-        self, steps: Sequence[Passage], element_bytes: int, *, trained: bool, again: bool = False
+        self, steps: Sequence[Passage], element_bytes: int, *, trained: bool, again: int = 0
     ) -> tuple[float, float]:
         """Returns the nanoseconds of the steps of a conversion forward, and backward.
 
-        Args: `trained` says whether the tensor has a gradient; `again` whether what is gathered is not kept, but
-            gathered once more for the backward pass.
+        Args: `trained` says whether the tensor has a gradient; `again` how often what is gathered is not
+            kept, but gathered once more for the backward pass.
         """
         forward, backward = 0.0, 0.0
         for step in steps:
@@ -105,7 +105,7 @@ class MeshOnCluster:
             size = element_bytes * prod(step.source.shape) / prod(self.mesh[a] for a in others)
             forward += self.ns(step.forward, (step.axis,), size)
             ways = [step.backward] if trained else []
-            ways += ["gather"] * (again and trained and step.forward == "gather")
+            ways += ["gather"] * (again if trained and step.forward == "gather" else 0)
             backward += sum(self.ns(way, (step.axis,), size) for way in ways)
         return forward, backward
 

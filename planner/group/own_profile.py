@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from math import ceil
+from math import ceil, prod
 from typing import Final
 
 from planner.arrays import NS_PER_S
@@ -17,6 +17,7 @@ from planner.group.curves import TIMES, Curve, curves_of, mixed
 from planner.group.footprints import LayerBytes, footprints, in_proportion, whole
 from planner.group.machine import MeshOnCluster
 from planner.layout import LocalGraph, local_model, share_of
+from planner.model import ModelGraph
 from planner.profile import CostKey, LayerCost, Profile, Seconds
 from planner.spatial import element_bytes
 
@@ -30,14 +31,23 @@ def activation_bytes(profile: Profile, setting: CostKey) -> int:
     return max(1, round(element_bytes(profile.graph) * next(narrower, 1.0)))
 
 
+def weight_bytes(graph: ModelGraph) -> int:
+    """Returns the bytes of an element of a trained parameter, of the widest one."""
+    return max((row.bytes // prod(row.shape) for row in graph.trained if prod(row.shape)), default=4)
+
+
 def on_group(profile: Profile, setting: CostKey, found: LocalGraph, machine: MeshOnCluster | None) -> Profile:
     """Returns the profile of the rank of a group with most to do.
 
     Args: `found` is the model on the group; `machine` says where the group stands, None where conversions do not count.
     """
     sized, rows = activation_bytes(profile, setting), dict[CostKey, LayerCost]()
-    graph, parts = local_model(profile.graph, found, setting.micro), layer_parts(found, sized, machine)
-    own, of_whole = footprints(found, sized), footprints(whole(found), sized)
+    weights = weight_bytes(profile.graph)
+    graph, parts = (
+        local_model(profile.graph, found, setting.micro),
+        layer_parts(found, sized, machine, weights),
+    )
+    own, of_whole = footprints(found, sized, weights), footprints(whole(found), sized, weights)
     layers, known = [], dict[tuple[str, LayerCost], str]()
     for layer in profile.graph.layers:
         row, part = profile.cost(layer.name, setting), parts.get(layer.name, LayerPart())

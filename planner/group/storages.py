@@ -6,18 +6,21 @@ A view has the storage of what it is a view of, and so has a conversion that onl
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, prod
 from typing import Final
 
 from planner.layout import (
+    FORGETFUL,
     MOVES,
     STATE_PREFIX,
     GroupLayout,
     LocalGraph,
     LocalOperation,
     Passage,
+    gathers_parameter,
+    keeps,
     path,
     share_of,
 )
@@ -32,10 +35,6 @@ _PIECES: Final = frozenset(
     f"aten.{x}" for x in ["chunk", "split", "split_with_sizes", "select", "unbind", "slice", "narrow"]
 )
 _COPIES: Final = frozenset(f"aten.{x}" for x in ["clone", "contiguous"])
-# Of operations that compute: those whose backward pass reads neither what they read nor what they make.
-FORGETFUL: Final = frozenset(
-    f"aten.{x}" for x in ["add", "sub", "neg", "mean", "sum", "cat", "stack", "to", "type_as"]
-)
 _PASSING: Final = frozenset(f"aten.{x}" for x in ["add", "sub", "sum", "mean", "to", "type_as", "expand"])
 _RESULTS: Final = frozenset(
     f"aten.{x}" for x in ["softmax", "log_softmax", "relu", "tanh", "sigmoid", "exp", "rsqrt", "sqrt"]
@@ -75,11 +74,14 @@ class LayerSteps:
 class StorageWalk:
     """The storages of a model; `root` is the one that a tensor is a view of, `bytes` has the size of each."""
 
-    def __init__(self, found: LocalGraph, element_bytes: int) -> None:
-        self.found, self.element = found, element_bytes
+    def __init__(self, found: LocalGraph, element_bytes: int, weight_bytes: int) -> None:
+        self.found, self.element, self.weight = found, element_bytes, weight_bytes
         self.root: dict[Storage, Storage] = {}
         self.grad: dict[Storage, Storage] = {}  # the storage whose gradient that of a tensor is a view of
         self.bytes: dict[Storage, int] = {}
+        self.gathered: dict[
+            Storage, int
+        ] = {}  # parameters that rest in parts: bytes that summing the gradient of one sends and receives
         self.numbers = {name for x in found.placed for argument, name in x.reads() if argument in _NUMBERS}
         self.owner = {x.operation.name: x.operation.layer for x in found.placed}
 
@@ -132,6 +134,9 @@ class StorageWalk:
     ) -> Iterator[LayerStep]:
         trained = source[0] in self.found.trained
         steps = path(have, want, self.found.mesh, trained=trained)
+        if gathers_parameter(source[0], steps):
+            yield self._gathered(target, want, steps)
+            return
         held = source[0].startswith(STATE_PREFIX) and trained  # as a part, which is what is read
         if held or all(step.forward == "none" for step in steps):
             self.root[target], self.grad[target] = self.root[source], self.grad[source]
@@ -150,6 +155,17 @@ class StorageWalk:
                 forward=forward,
                 backward=backward,
             )
+
+    def _gathered(self, target: Storage, want: GroupLayout, steps: Sequence[Passage]) -> LayerStep:
+        """Returns the gather of a parameter that rests in parts; nothing of it is kept."""
+        made = self._new(target, ())
+        self.bytes[made] = _bytes(want, self.weight)
+        forward, backward = (
+            max(self._passing(x, what, self.weight) for x, what in zip(steps, ways, strict=True))
+            for ways in ([x.forward for x in steps], [x.backward for x in steps])
+        )
+        self.gathered[target] = backward
+        return LayerStep(makes=made, forward=forward)
 
     def _passing(self, step: Passage, what: str, size: int) -> int:
         """Returns the bytes that a collective has beside what it reads and what it makes."""
@@ -171,7 +187,8 @@ class StorageWalk:
         kind, name = done.operation.operation, done.operation.name
         key = (name, None)
         tensors = {x: self.root[y] for x, y in read.items() if not _is_state(y)}
-        step = LayerStep(reads=list(tensors.values()))
+        resting = [y for y in read.values() if y in self.gathered]
+        step = LayerStep(reads=[*tensors.values(), *resting])
         source = read.get("self", read.get("input"))
         view = kind == GETITEM or (kind in MOVES and kind not in _COPIES and source is not None)
         if view:
@@ -193,7 +210,13 @@ class StorageWalk:
         if kind == "aten.cross_entropy_loss" and "classes" not in done.kernels.values():
             step.backward = self.bytes[tensors["self"]]  # the gradient of its logarithms
         states = [x for x in read.values() if _is_state(x) and x[0] in self.found.trained]
-        step.weights = sum(self._state_bytes(done, x) for x in states)
+        step.weights = sum(self._state_bytes(done, x) for x in states if x not in self.gathered)
+        for argument, x in read.items():
+            if (
+                x in self.gathered
+            ):  # its gradient is there beside it, and then beside what the sum of that sends
+                again = self.bytes[x] if keeps(done.operation, argument) else 0
+                step.backward += self.bytes[x] + max(again, self.gathered[x])
         if states and kind in _WEIGHTED:
             step.held = {x: self.bytes[x] for x in tensors.values()} | {("of", key): self.bytes[key]}
         for kernel in set(done.kernels.values()):

@@ -12,9 +12,19 @@ from planner.layout.blocks import Behind, fitting
 from planner.layout.conversions import Collective, Passage, path, sent
 from planner.layout.factor import Along, Factor, laid
 from planner.layout.families import FAMILIES
-from planner.layout.local_graph import ADDENDS, ALIKE, Conversion, LocalGraph, LocalOperation, named_reads
-from planner.layout.local_model import (
+from planner.layout.local_graph import (
+    ADDENDS,
+    ALIKE,
+    FORGETFUL,
     STATE_PREFIX,
+    Conversion,
+    LocalGraph,
+    LocalOperation,
+    gathers_parameter,
+    keeps,
+    named_reads,
+)
+from planner.layout.local_model import (
     cut_of,
     local_model,
     named_in,
@@ -24,7 +34,7 @@ from planner.layout.local_model import (
 )
 from planner.layout.lying import DimCut, GroupLayout, Mesh, everywhere, parted, positions, without_owed
 from planner.layout.moves import MOVES, moved, source_of
-from planner.layout.propagate import LINEAR, SHAPES_ONLY, WHOLE, Wishes, propagate
+from planner.layout.propagate import LINEAR, SHAPES_ONLY, STORED, WHOLE, Wishes, propagate
 from planner.layout.refusals import as_captured, refuse_parts
 from planner.layout.wishes import Wish, granted, of_path, unmet
 
@@ -32,10 +42,12 @@ __all__ = [
     "ADDENDS",
     "ALIKE",
     "FAMILIES",
+    "FORGETFUL",
     "LINEAR",
     "MOVES",
     "SHAPES_ONLY",
     "STATE_PREFIX",
+    "STORED",
     "WHOLE",
     "Along",
     "Behind",
@@ -54,7 +66,9 @@ __all__ = [
     "cut_of",
     "everywhere",
     "fitting",
+    "gathers_parameter",
     "granted",
+    "keeps",
     "laid",
     "local_model",
     "moved",

@@ -18,8 +18,10 @@ from planner.layout.moves import MOVES, source_of
 from planner.spatial import BINARY, GETITEM, UNARY, Operation, Ref, call_of, whole
 
 POINTWISE: Final = frozenset((*UNARY, *BINARY, "aten.dropout", "aten.to"))
-# Of what they read they need all along a dimension; so it is gathered for them, as a metric does with the classes.
-PICKS: Final = frozenset(f"aten.{name}" for name in ("argmax", "argmin", "topk", "sort", "argsort"))
+# Of what they read they need all along a dimension, in any order of blocks; so it is gathered for them.
+GATHERING: Final = frozenset(
+    f"aten.{name}" for name in ("argmax", "argmin", "topk", "sort", "argsort", "layer_norm", "rms_norm")
+)
 DEEPEST: Final = 40  # operations in a row that are looked at
 
 Users = Mapping[str, Sequence[Operation]]
@@ -95,7 +97,7 @@ def _stopped(
             at = dim + len(user.outputs[0]) - len(shapes[name][output])
             if user.outputs[0][at] == cut.size:
                 follow.append((0, at, cut))
-        elif user.operation not in PICKS and not _can_share(user, name, dim, shapes):
+        elif user.operation not in GATHERING and not _can_share(user, name, dim, shapes):
             return depth, f"{user.operation} of {shapes[name][output]}"
         for i, at, own in follow:
             stopped = _stopped(user.name, i, at, own, users, shapes, depth - 1)

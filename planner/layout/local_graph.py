@@ -7,16 +7,26 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from planner.layout.conversions import Passage, path
-from planner.layout.lying import GroupLayout, Mesh
+from planner.layout.lying import DimCut, GroupLayout, Mesh, parted
 from planner.spatial import GETITEM, NoRule, Operation, Ref
 
 ALIKE, ADDENDS = (
     "",
     "addends",
 )  # no factor: computed alike by all ranks; on addends, of which it makes an addend
+
+
+STATE_PREFIX: Final = (
+    "state:"  # before the name of a parameter or buffer, among the tensors of a `LocalGraph`
+)
+# Of operations that compute: those whose backward pass reads neither what they read nor what they make.
+FORGETFUL: Final = frozenset(
+    f"aten.{x}" for x in ["add", "sub", "neg", "mean", "sum", "cat", "stack", "to", "type_as"]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +63,36 @@ class Conversion:
     layer: str  # of the first operation that reads it so
     steps: tuple[Passage, ...]
     trained: bool  # whether it has a gradient
+    again: int = (
+        0  # of a parameter that rests in parts: how often it is gathered once more in a backward pass
+    )
 
     @property
     def target(self) -> GroupLayout:
         """Returns the layout in the end."""
         return self.steps[-1].target
 
+    @property
+    def gathers_parameter(self) -> bool:
+        """Returns whether a parameter that rests in parts is gathered for use."""
+        return gathers_parameter(self.tensor, self.steps)
+
     def sent(self, mesh: Mesh) -> tuple[float, float]:
         """Returns the elements that a rank sends, forward and backward."""
         ways = [step.sent(mesh, trained=self.trained) for step in self.steps]
-        return sum(way[0] for way in ways), sum(way[1] for way in ways)
+        forward, backward = sum(way[0] for way in ways), sum(way[1] for way in ways)
+        return forward, backward + self.again * forward
+
+
+def gathers_parameter(tensor: str, steps: Sequence[Passage]) -> bool:
+    """Returns whether a conversion gathers a parameter that rests in parts."""
+    return tensor.startswith(STATE_PREFIX) and any(step.forward == "gather" for step in steps)
+
+
+def keeps(operation: Operation, argument: str) -> bool:
+    """Returns whether the backward pass of an operation reads a parameter that the operation reads."""
+    kind = operation.operation
+    return kind not in FORGETFUL and kind != "aten.embedding" and argument != "bias"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +122,9 @@ class LocalGraph:
             if done.operation.operation != GETITEM:
                 for argument, name in done.reads():
                     want, layer = done.inputs[argument], done.operation.layer
-                    self._note(found, name, layer, self.layouts[name][0], want, stages.get(layer, 0))
+                    key = self._note(found, name, layer, self.layouts[name][0], want, stages.get(layer, 0))
+                    if key in found and found[key].gathers_parameter and keeps(done.operation, argument):
+                        found[key] = replace(found[key], again=found[key].again + 1)
         return list(found.values())
 
     def _note(
@@ -103,11 +135,13 @@ class LocalGraph:
         source: GroupLayout,
         target: GroupLayout,
         stage: int,
-    ) -> None:
-        if source != target and (name, target, stage) not in found:
+    ) -> tuple[str, GroupLayout, int]:
+        key = name, target, stage
+        if source != target and key not in found:
             trained = name in self.trained
             steps = path(source, target, self.mesh, trained=trained)
-            found[name, target, stage] = Conversion(name, layer, steps, trained)
+            found[key] = Conversion(name, layer, steps, trained)
+        return key
 
 
 def held_states(
@@ -146,3 +180,29 @@ def _held(name: str, uses: Mapping[GroupLayout, LocalOperation], mesh: Mesh) -> 
                 layer=other.operation.layer,
             )
     return GroupLayout(first.shape, first.cuts, frozenset(), frozenset(owed))
+
+
+def rested(layout: GroupLayout, axis: int, mesh: Mesh) -> GroupLayout | None:
+    """Returns how a parameter rests in parts along one axis more, from which it is gathered for use.
+
+    The first dimension is cut that nothing else cuts and that parts evenly, else one that has a row for each rank, else
+    the parts of one that is cut.
+    Args: `layout` is how it would be held.
+    Returns: None where it is in parts along the axis already, has too few rows, or is a vector, which saves little and
+        costs a message.
+    """
+    parts = mesh[axis]
+    if parts == 1 or layout.kind(axis) == "S" or len(layout.shape) < 2:
+        return None
+    free = [dim for dim, cut in enumerate(layout.cuts) if cut is None and layout.shape[dim] >= parts]
+    even = [dim for dim in free if layout.shape[dim] % parts == 0]
+    whole = GroupLayout(layout.shape, layout.cuts, layout.partial, layout.owed - {axis})
+    for dim in (*even[:1], *free[:1]):
+        points = parted(layout.shape[dim], parts)
+        assert points is not None
+        return whole.with_dim(dim, DimCut((axis,), points))
+    for dim, cut in enumerate(layout.cuts):
+        inner = None if cut is None else cut.inner(axis, mesh)
+        if inner is not None:
+            return whole.with_dim(dim, inner)
+    return None

@@ -11,20 +11,16 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from math import ceil, prod
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from planner.errors import BadInput
-from planner.layout.local_graph import LocalGraph
+from planner.layout.local_graph import STATE_PREFIX, LocalGraph
 from planner.layout.lying import GroupLayout, Mesh, positions
 from planner.layout.propagate import propagate
 from planner.layout.refusals import try_rules
 from planner.layout.wishes import Wish, depth, granted, of_path, unmet
 from planner.model import ModelGraph
 from planner.spatial import INPUT, NONE, OTHERWISE, Operation, read_operations
-
-STATE_PREFIX: Final = (
-    "state:"  # before the name of a parameter or buffer, among the tensors of a `LocalGraph`
-)
 
 
 class _Model(NamedTuple):

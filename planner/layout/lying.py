@@ -66,6 +66,19 @@ class DimCut(NamedTuple):
         step = prod(mesh[axis] for axis in self.axes[count:])
         return DimCut(self.axes[:count], self.points[::step], self.blocks) if count else None
 
+    def inner(self, axis: int, mesh: Mesh) -> DimCut | None:
+        """Returns this cut with each part cut once more; None where a part has fewer rows than the axis has ranks.
+
+        Args: `axis` becomes the innermost.
+        """
+        pieces = [parted(b - a, mesh[axis]) for a, b in itertools.pairwise(self.points)]
+        points = [0]
+        for low, found in zip(self.points, pieces, strict=False):
+            if found is None:
+                return None
+            points += [low + x for x in found[1:]]
+        return DimCut((*self.axes, axis), tuple(points), self.blocks)
+
 
 @dataclass(frozen=True, slots=True)
 class GroupLayout:

@@ -7,6 +7,7 @@ neither wished for nor cut stays alike on all ranks. So the same wishes give the
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from math import prod
 from typing import Final
@@ -22,6 +23,7 @@ from planner.layout.local_graph import (
     LocalOperation,
     held_states,
     named_reads,
+    rested,
 )
 from planner.layout.lying import DimCut, GroupLayout, Mesh, everywhere, parted, without_owed
 from planner.layout.moves import MOVES, moved, source_of
@@ -41,6 +43,7 @@ from planner.spatial import (
 # operation, axis -> the factors that it is wished to take, first of all the one that says most, each with its wish
 Wishes = Callable[[Operation, int], Sequence[tuple[str, object]]]
 WHOLE: Final = "alike"  # the wish that ranks compute an operation alike
+STORED: Final = "stored"  # the wish that parameters rest in parts, and are gathered for use
 PLACES: Final = {"samples": 0, "sequence": 1}  # names of dimensions of what an operation makes
 LINEAR: Final = {"aten.add": 2, "aten.sub": 2, "aten.neg": 1}  # tensors: of addends they make an addend
 SHAPES_ONLY: Final = ("aten.new_zeros", "aten.new_ones", "aten.new_full", "aten.new_empty")
@@ -83,6 +86,7 @@ class _Propagation:
         self.made: dict[str, tuple[GroupLayout, ...]] = {}
         self.states = {x.name for x in operations if x.operation == STATE}
         self.taken: set[object] = set()
+        self.resting: dict[tuple[str, int], set[object]] = defaultdict(set)  # parameter, axis -> wishes
         self.behind = Behind(operations)
 
     def run(self) -> LocalGraph:
@@ -96,6 +100,10 @@ class _Propagation:
             placed.append(done)
             self._keep(operation, done.outputs)
         held = held_states(placed, self.states & self.trained, self.layouts, self.mesh)
+        for (name, axis), wishes in sorted(self.resting.items(), key=lambda x: x[0]):
+            if (resting := rested(held[name], axis, self.mesh)) is not None:
+                held[name] = resting
+                self.taken |= wishes
         layouts = self.layouts | {name: (layout,) for name, layout in held.items()}
         states = {name: layouts[name][0] for name in self.states}
         return LocalGraph(
@@ -154,7 +162,11 @@ class _Propagation:
     ) -> str:
         """Returns the factor that an operation takes along one axis."""
         cut = any(self.layouts[name][0].kind(axis) == "S" for name in names.values())
-        for wish, key in self.wishes(operation, axis):
+        wishes = self.wishes(operation, axis)
+        for key in (key for wish, key in wishes if wish == STORED):
+            for name in self.states & self.trained & set(names.values()):
+                self.resting[name, axis].add(key)
+        for wish, key in wishes:
             if wish == WHOLE:
                 self.taken.add(key)
                 return ALIKE

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from planner.errors import BadInput
 from planner.layout.families import FAMILIES
-from planner.layout.propagate import PLACES, WHOLE, Wishes
+from planner.layout.propagate import PLACES, STORED, WHOLE, Wishes
 from planner.spatial import Operation
 
 PAIRS: Final = ("heads", "hidden")
@@ -28,7 +28,7 @@ WEIGHTED: Final = (
 )
 ULYSSES: Final = "ulysses"
 ATTENTION: Final = "aten.scaled_dot_product_attention"
-KNOWN: Final = (*PAIRS, ULYSSES, "out", "in", "vocabulary", "classes", WHOLE, *PLACES)
+KNOWN: Final = (*PAIRS, ULYSSES, "out", "in", "vocabulary", "classes", WHOLE, *PLACES, STORED)
 
 
 class Wish(NamedTuple):
@@ -122,6 +122,12 @@ def unmet(
             stages = f" in stage {', '.join(map(str, wish.stages))}" if wish.stages else ""
             allowed = f"{', '.join(paths):.400}"
             raise BadInput(f"no module '{wish.pattern}'{stages}", where="cut", allowed=allowed)
+        if wish.factor == STORED:
+            raise BadInput(
+                f"no parameter of '{wish.pattern}' can rest in parts",
+                where="cut",
+                allowed="modules with trained parameters that are whole along the axis and have a row for each rank",
+            )
         raise BadInput(
             f"no operation of '{wish.pattern}' has the factor '{wish.factor}'",
             where="cut",

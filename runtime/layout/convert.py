@@ -1,13 +1,21 @@
-"""A conversion as a call in a stage's graph: the tensor takes its steps forward, and the gradient takes them back."""
+"""A conversion as a call in a stage's graph: the tensor takes its steps forward, and the gradient takes them back.
+
+A parameter that rests in parts is whole only while an operation runs. What autograd would keep of it for the backward
+pass is let go, and gathered again when it is asked for.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from planner.layout import Passage
 from runtime.layout.moves import CutGroup, moved
@@ -56,3 +64,63 @@ def passed(x: Tensor, step: Passage, group: CutGroup) -> Tensor:
         return moved(x, step.forward, step.source, step.target, step.axis, group)
     result: Tensor = _Passed.apply(x, step, group)  # type: ignore[no-untyped-call]
     return result
+
+
+class _Again(NamedTuple):
+    """What is kept in the place of a gathered parameter, or of a view of one."""
+
+    gathered: Callable[[], Tensor]
+    shape: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+
+@dataclass
+class GatheredWeights:
+    """The gathered parameters of a stage that are there at the moment."""
+
+    here: dict[int, tuple[StorageWeakRef, Callable[[], Tensor]]] = field(default_factory=dict)
+
+    def note(self, whole: Tensor, again: Callable[[], Tensor]) -> None:
+        """Takes note of a parameter that was gathered.
+
+        Args: `again` gathers it once more, when all ranks of the group do.
+        """
+        self.here = {key: x for key, x in self.here.items() if not x[0].expired()}  # type: ignore[no-untyped-call]
+        storage = whole.untyped_storage()
+        self.here[storage._cdata] = StorageWeakRef(storage), again  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def not_kept(self) -> Iterator[None]:
+        """Returns a context in which autograd keeps no gathered parameter."""
+        with saved_tensors_hooks(self._pack, self._unpack):
+            yield
+
+    def _pack(self, x: Tensor) -> Tensor | _Again:
+        known = self.here.get(x.untyped_storage()._cdata)
+        if known is None or known[0].expired():  # type: ignore[no-untyped-call]
+            return x.detach()  # the tensor itself would keep itself alive, where it is a result
+        return _Again(known[1], x.shape, x.stride(), int(x.storage_offset()))
+
+    def _unpack(self, kept: Tensor | _Again) -> Tensor:
+        if not isinstance(kept, _Again):
+            return kept
+        return kept.gathered().as_strided(kept.shape, kept.stride, kept.offset)
+
+
+@dataclass(frozen=True)
+class GatherParameter:
+    """Brings a parameter from the parts in which it rests to how operations read it."""
+
+    convert: Convert
+    gathered: GatheredWeights
+
+    def __call__(self, parameter: Tensor) -> Tensor:
+        def again() -> Tensor:
+            with torch.no_grad():
+                return self.convert(parameter.detach())
+
+        whole = self.convert(parameter)
+        if torch.is_grad_enabled():
+            self.gathered.note(whole, again)
+        return whole

@@ -15,9 +15,9 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.fx.node import Argument
 
-from planner.layout import GroupLayout, LocalGraph, LocalOperation, path
+from planner.layout import GroupLayout, LocalGraph, LocalOperation, gathers_parameter, path
 from planner.spatial import GETITEM
-from runtime.layout.convert import Convert
+from runtime.layout.convert import Convert, GatheredWeights, GatherParameter
 from runtime.layout.kernels import SIZED, LocalCall, OwnPlaces, OwnRows, own_places
 from runtime.layout.moves import CutGroup
 from runtime.spatial import called
@@ -41,6 +41,7 @@ class _Localiser:
     ) -> None:
         self.module, self.nodes, self.graph, self.group = module, nodes, graph, group
         self.converted: dict[tuple[str, GroupLayout], fx.Node] = {}
+        self.gathered, self.stored = GatheredWeights(), False
         self.count = 0
 
     def write(self) -> None:
@@ -52,6 +53,8 @@ class _Localiser:
                 self._resolve(done.operation.name)
         self.module.graph.lint()
         self.module.recompile()
+        if self.stored:
+            _keep_none(self.module, self.gathered)
 
     def _convert_inputs(self, done: LocalOperation) -> None:
         node = self.nodes[done.operation.name]
@@ -66,8 +69,12 @@ class _Localiser:
         if (name, target) not in self.converted:
             source = self.graph.layouts[name][0]
             steps = path(source, target, self.graph.mesh, trained=name in self.graph.trained)
+            convert = Convert(steps, self.group)
+            done: Convert | GatherParameter = convert
+            if gathers_parameter(name, steps):
+                done, self.stored = GatherParameter(convert, self.gathered), True
             with self.module.graph.inserting_before(reader):
-                made = self._call(Convert(steps, self.group), self.nodes[name])
+                made = self._call(done, self.nodes[name])
             self.converted[name, target] = made
         return self.converted[name, target]
 
@@ -136,3 +143,13 @@ def _put(node: fx.Node, argument: str, new: fx.Node) -> None:
         node.args = (*node.args[:place], value, *node.args[place + 1 :])
     else:
         node.kwargs = {**node.kwargs, name: value}
+
+
+def _keep_none(module: fx.GraphModule, gathered: GatheredWeights) -> None:
+    """Has a graph run without autograd keeping what was gathered, also once the graph is edited further."""
+
+    def forward(*given: object) -> object:
+        with gathered.not_kept():
+            return type(module).forward(module, *given)
+
+    module.forward = forward

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from random import Random
 
-from planner.choose import GroupWork, price
+from planner.choose import GroupWork, Storing, price
+from planner.choose.prices import NOT_STORED
 from planner.errors import BadInput
 from planner.group import MeshOnCluster
 from planner.layout import FAMILIES, Mesh, propagate
@@ -61,17 +62,20 @@ def _made(name: str, kind: str, arguments: dict[str, object], shape: tuple[int, 
     return Operation(name, name, kind, arguments, (shape,), path=name)  # type: ignore[arg-type]
 
 
-def least_price(work: GroupWork, mesh: Mesh, on: MeshOnCluster, worth: float) -> float:
+def least_price(
+    work: GroupWork, mesh: Mesh, on: MeshOnCluster, worth: float, storing: Storing = NOT_STORED
+) -> float:
     """Returns the least price of every layout that `propagate` can give, each laid and priced by itself.
 
     Every operation takes every factor that it has along every axis, or none, or what it takes unasked.
+    Args: `storing` says which parameters may rest in parts.
     """
     made = [x for x in work.operations if x.name.startswith("o")]
     asked = [list(itertools.product(_names(work, x), repeat=len(mesh))) for x in made]
     best = float("inf")
     for chosen in itertools.product(*asked):
         by_name = {x.name: names for x, names in zip(made, chosen, strict=True)}
-        best = min(best, _price(work, by_name, on, worth))
+        best = min(best, _price(work, by_name, on, worth, storing))
     return best
 
 
@@ -88,7 +92,9 @@ def _names(work: GroupWork, operation: Operation) -> list[str]:
     return ["alike", *unasked, *(x.name for x in factors)]
 
 
-def _price(work: GroupWork, by_name: Mapping[str, Sequence[str]], on: MeshOnCluster, worth: float) -> float:
+def _price(
+    work: GroupWork, by_name: Mapping[str, Sequence[str]], on: MeshOnCluster, worth: float, storing: Storing
+) -> float:
     def wished(operation: Operation, axis: int) -> Sequence[tuple[str, object]]:
         name = by_name[operation.name][axis]
         return ((name, ""),) if name else ()
@@ -97,5 +103,5 @@ def _price(work: GroupWork, by_name: Mapping[str, Sequence[str]], on: MeshOnClus
         graph = propagate(work.operations, on.mesh, wished, work.trained, work.resolved)
     except BadInput:
         return float("inf")
-    found = price(graph, work, on)
+    found = price(graph, work, on, storing, worth)
     return found.ns + worth * found.bytes

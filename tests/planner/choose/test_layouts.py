@@ -114,3 +114,14 @@ def test_every_layout_of_a_list_takes_longer_and_less_memory_than_the_one_before
     assert said[0] == "It is the fastest."
     assert all("It saves" in each for each in said[1:])
     assert all(set(row) <= {"layers", "x"} for x in found for row in rows_of(x.lines))
+
+
+def test_weights_rest_in_parts_where_samples_are_cut_and_parameters_must_shrink() -> None:
+    """More tokens than 4.5 times the width are dearer to send than weights: nobody named a method."""
+    work = on_device(gpt2(width=64, tokens=256))
+    found = layouts(work, NODE, 4, mesh=(4,))
+    least = found[-1]
+    assert least.price.state_bytes < 0.5 * found[0].price.state_bytes
+    assert "stored" in {line.factor for line in least.lines}
+    gathered = [x for x in least.graph.conversions() if x.gathers_parameter]
+    assert gathered and not [x for x in found[0].graph.conversions() if x.gathers_parameter]

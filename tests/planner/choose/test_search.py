@@ -18,6 +18,7 @@ from planner.choose import (
     price,
     program,
 )
+from planner.choose.prices import NOT_STORED, anywhere
 from planner.choose.written import taken
 from planner.cluster import Cluster
 from planner.errors import BadInput
@@ -81,16 +82,19 @@ def _cases(count: int) -> list[tuple[int, Mesh]]:
     return found
 
 
+@pytest.mark.parametrize("stored", [False, True], ids=["", "weights may rest in parts"])
 @pytest.mark.parametrize("case", range(8))
-def test_no_layout_of_a_random_graph_costs_less(case: int) -> None:
+def test_no_layout_of_a_random_graph_costs_less(case: int, stored: bool) -> None:
     seed, mesh = _cases(8)[case]
     work, on = random_work(Random(seed), Random(seed).randint(2, 8)), MeshOnCluster(mesh=mesh, cluster=SMALL)
     decisions = decisions_of(
         folded(work.operations), mesh, work.with_gradients(), work.resolved, joined=False
     )
-    asked, worth = program(decisions, work, on), WORTHS[case % len(WORTHS)]
-    found = price(graph_of(work, decisions, asked.solve(worth)), work, on)
-    assert found.ns + worth * found.bytes == pytest.approx(least_price(work, mesh, on, worth), rel=2e-6)
+    storing = anywhere(mesh) if stored else NOT_STORED
+    asked, worth = program(decisions, work, on, storing), WORTHS[case % len(WORTHS)]
+    found = price(graph_of(work, decisions, asked.solve(worth)), work, on, storing, worth)
+    right = least_price(work, mesh, on, worth, storing)
+    assert found.ns + worth * found.bytes == pytest.approx(right, rel=2e-6)
 
 
 def _found(work: GroupWork, mesh: Mesh, worth: float, *, whole: bool = False, joined: bool = True) -> float:

@@ -14,7 +14,7 @@ from runtime.checkpoint import complete
 from runtime.train import Model, job_of, prepare
 from tests.captures import captured_of
 from tests.pool import Pool
-from tests.runtime.layout.test_plans import HEADS, VOCABULARY, WORDS, in_parts, plan_of
+from tests.runtime.layout.test_plans import HEADS, STORED, VOCABULARY, WORDS, in_parts, plan_of
 from tests.runtime.sharding.test_wire import states
 
 SAVED, COPIED = (f"tests.runtime.sharding.wire:{name}" for name in ("saved", "copied"))
@@ -37,6 +37,7 @@ def test_a_checkpoint_of_a_group_is_read_to_the_bit_under_any_other_plan(pool: P
         "group of 2": plan_of(VOCABULARY, (2,), workers=1, micros=2),
         "data 4": in_parts(plan_of(HEADS, (1,), workers=1, micros=1, data=4), {}, (1,)),
         "pipeline 2": in_parts(plan_of(HEADS, (1,), workers=2, micros=2), {}, (1,)),
+        "weights that rest in parts": plan_of(STORED, (2,), workers=1, micros=2),
         "two axes": plan_of({"blocks.*.attention": "heads+heads"}, (2, 2), workers=1, micros=2),
         "back": first,
     }

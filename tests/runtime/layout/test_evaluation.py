@@ -38,7 +38,9 @@ def told(pool: Pool, plan: Plan, folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (folder / "evaluations.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("lines", [VOCABULARY, SEQUENCE], ids=["vocabulary", "sequence"])
+@pytest.mark.parametrize(
+    "lines", [VOCABULARY, SEQUENCE, {"blocks.*": "stored"}], ids=["vocabulary", "sequence", "stored"]
+)
 def test_an_evaluation_by_parts_is_that_of_one_process(
     lines: Mapping[str, str], pool: Pool, tmp_path: Path
 ) -> None:

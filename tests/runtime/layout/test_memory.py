@@ -23,6 +23,7 @@ HEADS = "blocks.*.attention:heads,blocks.*.feedforward:hidden"
 SEQUENCE = f"{HEADS},token:sequence,blocks.*:sequence,norm:sequence"
 VOCABULARY = f"{HEADS},token:vocabulary,head:out"
 CHANNELS = "input:hidden,down.*:hidden,up.*.convolutions:hidden"
+SQUARE = "blocks.*.attention:heads:samples,blocks.*.feedforward:hidden:samples,*::stored,*::samples"
 LAYERS = "model.layers.*.mlp:hidden"
 
 
@@ -53,6 +54,12 @@ CASES: Mapping[str, Case] = {
     "GPT-2 with dropout": Case("gpt2", (("size", "tiny"), ("dropout", "0.1")), SEQUENCE, (2,)),
     "GPT-2 on two axes": Case(
         "gpt2", TINY, "blocks.*.attention:heads:samples,blocks.*.feedforward:hidden:samples", (2, 2)
+    ),
+    "GPT-2, weights that rest in parts": Case("gpt2", TINY, "*:samples,*:stored", (2,)),
+    "GPT-2 by sequence, weights that rest in parts": Case("gpt2", TINY, f"{SEQUENCE},*:stored", (2,)),
+    "GPT-2 in 2-D": Case("gpt2", TINY, SQUARE, (2, 2)),
+    "U-Net, weights that rest in parts": Case(
+        "unet3d", (("size", "tiny"),), f"{CHANNELS},*:stored", (2,), micro=2
     ),
     "GPT-2 in two stages": Case("gpt2", TINY, SEQUENCE, (2,), pipeline=2),
     "GPT-2, backward in halves": Case("gpt2", TINY, HEADS, (2,), "zb-h1", 2),

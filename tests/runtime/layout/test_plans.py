@@ -27,6 +27,8 @@ WORDS = "tests/runtime/layout/workloads/words.py"
 HEADS = {"blocks.*.attention": "heads", "blocks.*.feedforward": "hidden"}
 SEQUENCE = HEADS | {"token": "sequence", "blocks.*": "sequence", "norm": "sequence"}
 VOCABULARY = HEADS | {"token": "vocabulary", "head": "out"}
+STORED = {"*": "samples", "blocks.*.attention": "stored", "blocks.*.feedforward": "stored", "token": "stored"}
+SQUARE = {"*": "samples", "blocks.*.attention": "stored+heads", "blocks.*.feedforward": "stored+hidden"}
 LLAMA = {"model.layers.*.self_attn": "heads", "model.layers.*.mlp": "hidden"}
 
 
@@ -69,6 +71,10 @@ SHAPES: Mapping[str, tuple[Mapping[str, str], tuple[int, ...], dict[str, object]
     "split backward": (HEADS, (2,), {"workers": 2, "family": "zb-h1"}),
     "recomputed": (SEQUENCE, (2,), {"workers": 2, "recompute": (0,)}),
     "chimera": (HEADS, (2,), {"workers": 2, "family": "chimera"}),
+    "weights that rest in parts": (STORED, (2,), {"workers": 1}),
+    "weights that rest in parts, split backward": (STORED, (2,), {"workers": 2, "family": "zb-h1"}),
+    "weights that rest in parts, chimera": (STORED, (2,), {"workers": 2, "family": "chimera"}),
+    "2-D, recomputed": (SQUARE, (2, 2), {"workers": 1, "recompute": (0,)}),
 }
 
 
