@@ -16,7 +16,7 @@ from planner.capture.evaluation import evaluation_of
 from planner.capture.export_workarounds import average_batch_norm, share_of_latest
 from planner.capture.fake_run import entered
 from planner.capture.functional import drawing_order, random
-from planner.capture.inference import Forward, converted, forward_of, sample_of
+from planner.capture.inference import Forward, converted, forward_of, sample_of, tensor_digest
 from planner.capture.live import LiveLoop, initial, write_model
 from planner.capture.live_bytes import LiveBytes, counted_here, meter_of, storage_of
 from planner.capture.opaque import OpaqueLayer, opaque_layers
@@ -75,6 +75,7 @@ __all__ = [
     "samples_of",
     "share_of_latest",
     "storage_of",
+    "tensor_digest",
     "use_of_states",
     "with_names",
     "write_model",

@@ -6,6 +6,7 @@ The sample is never made: a volume larger than any memory is captured as fast as
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -47,6 +48,20 @@ class Forward:
         sources = self.captured.layout.traced.sources
         return {x.name: sources[self.nodes[x.name]] for x in self.operations if x.operation == STATE}
 
+    @cached_property
+    def digest(self) -> str:
+        """Returns a hash of every operation that runs, with its numbers, and of the tensors that the code makes.
+
+        Unlike the fingerprint of a graph, this hash sees a number that was changed in `forward`.
+        """
+        found = hashlib.sha256()
+        for node in self.nodes.values():
+            context = node.meta.get("context", ())
+            found.update(f"{node.name} {node.target} {node.args} {node.kwargs} {context}\n".encode())
+        for name, tensor in sorted(self.captured.layout.traced.constants.items()):
+            found.update(f"{name} {tensor_digest(tensor)}\n".encode())
+        return found.hexdigest()
+
     def line(self, error: BadInput) -> BadInput:
         """Returns an error about an operation with the user's line beside the module.
 
@@ -55,6 +70,16 @@ class Forward:
         place = next((line_of(self.nodes[x.name]) for x in self.operations if x.place == error.where), "")
         where = ", ".join(filter(None, (place, f"module '{error.where}'" if error.where else "")))
         return BadInput(error.what, where=where, allowed=error.allowed)
+
+
+def tensor_digest(tensor: Tensor) -> str:
+    """Returns a hash of a tensor's numbers, bit by bit.
+
+    Args: `tensor` has its numbers, on any device.
+    """
+    plain = tensor.detach().cpu().contiguous().flatten()
+    data = plain.view(torch.uint8).numpy().tobytes() if plain.numel() else b""
+    return hashlib.sha256(f"{tuple(tensor.shape)} {tensor.dtype} ".encode() + data).hexdigest()
 
 
 def sample_of(workload: Workload) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from planner.spatial.layout import (
     rank_at,
     whole,
 )
-from planner.spatial.need import HERE, WAYS_OUT, Box, Need, Reach, Rows, laid, local_shape
+from planner.spatial.need import WAYS_OUT, Need, Reach, local_shape
 from planner.spatial.operation import (
     AS_CAPTURED,
     GETITEM,
@@ -37,7 +37,7 @@ from planner.spatial.operation import (
 )
 from planner.spatial.regrid import SPACE, Grid, Grids, Resplit
 from planner.spatial.rows_needed import Fetch, RowRun, take
-from planner.spatial.rule import Call, NoRule, Step, call_of
+from planner.spatial.rule import HERE, Box, Call, NoRule, Rows, Step, call_of, laid, named
 from planner.spatial.rules.pointwise import AFTER, BINARY, POINTWISE, UNARY
 from planner.spatial.rules.reductions import LOSSES
 from planner.spatial.rules.resample import COUNTS, CUBIC, adaptive_rows
@@ -108,6 +108,7 @@ __all__ = [
     "laid",
     "local_shape",
     "middle_of",
+    "named",
     "neighbours",
     "price",
     "rank_at",

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from fractions import Fraction
 from math import lcm
 
-from planner.spatial.need import Reach, asked, axis_of, named
+from planner.spatial.need import Reach
 from planner.spatial.operation import GETITEM, Operation
 from planner.spatial.rows_needed import Fetch
+from planner.spatial.rule import asked, axis_of, named
 from planner.spatial.rules.table import rule
 
 COARSEST = 8  # output rows for an input row, where too few rows tell
@@ -64,9 +65,12 @@ def _periods(reach: Reach, operation: Operation, axis: int) -> Iterator[tuple[st
 
 def _period(fetch: Fetch, otherwise: Fraction) -> tuple[Fraction, int]:
     """Returns the rows fetched for a row of the result, and after how many the pattern repeats itself."""
-    first = [runs[0].start - runs[0].at for runs in fetch.runs[1:-1] if runs]
+    first = [runs[0].start - runs[0].at if runs else None for runs in fetch.runs[1:-1]]
     for period in range(1, len(first) // 2 + 1):
-        steps = {first[i + period] - first[i] for i in range(len(first) - period)}
+        pairs = list(zip(first, first[period:], strict=False))
+        if any((a is None) != (b is None) for a, b in pairs):
+            continue
+        steps = {b - a for a, b in pairs if a is not None and b is not None}
         if len(steps) == 1 and (step := abs(steps.pop())):
             return Fraction(step, period), period
     return otherwise, 1

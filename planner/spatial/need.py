@@ -11,24 +11,19 @@ rules, and the same kernels, that split a sample over ranks compute a volume box
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from typing import Final
 
 from planner.errors import BadInput
 from planner.spatial.layout import Cut, Layout, whole
-from planner.spatial.operation import GETITEM, INPUT, STATE, TARGET, Operation, Ref
-from planner.spatial.rows_needed import Fetch, RowRun
-from planner.spatial.rule import Call, NoRule, Step, call_of
+from planner.spatial.operation import GETITEM, INPUT, STATE, TARGET, Operation
+from planner.spatial.rule import BOXES, HERE, Box, NoRule, Rows, Step, asked, axis_of, here, laid, named, span
 from planner.spatial.rules.table import rule
 from planner.spatial.segment import Placed, check_write
 
-Rows = tuple[int, int]  # from the first to behind the last
-Box = tuple[Rows, ...]  # of each axis
-HERE: Final = 1  # the box's coordinate along every axis: rows before it, its own, rows behind it
 GIVEN = (INPUT, TARGET, STATE)
-BOXES: Final = "boxes of a volume"
 LARGEST = 2**27  # elements of a tensor that every box would make whole
 WAYS_OUT: Final = (
     "--mode blend, which comes near it, or --devices N, which computes whole samples on several devices"
@@ -41,7 +36,9 @@ class Need:
 
     output: Box
     input: Box
-    placed: tuple[Placed, ...]  # in order; those without a Step compute what every box computes alike
+    placed: tuple[
+        Placed, ...
+    ]  # those that it needs, in order; those without a Step compute what every box does
     layouts: Mapping[str, tuple[Layout, ...]]  # of every tensor; the box is at coordinate HERE of each axis
 
 
@@ -113,50 +110,65 @@ class Reach:
         Args: `box` has rows of the output along each axis of space, in the order of `output_dims`.
         """
         rows = self.rows(dict(zip(self.axes, box, strict=True)))
-        found = rows[self.source]
+        found = rows.get(self.source) or dict.fromkeys(self.spaces(self.source), (0, 1))  # one row for none
         placed, layouts = self._walk(
             laid(self.layouts[self.source][0], found),
             lambda operation, reads: self.step(operation, reads, rows[operation.name]),
+            rows,
         )
         return Need(box, tuple(found[axis] for axis in sorted(found)), placed, layouts)
 
     def step(self, operation: Operation, reads: Mapping[str, Layout], rows: Mapping[int, Rows]) -> Step:
         """Returns how an operation makes the given rows of its result, by axis, of tensors that lie so."""
-        sizes = self.spaces(operation.name)
-        wanted = {axis: (0, *own, sizes[axis]) for axis, own in rows.items()}
-        return here(rule(asked(operation, reads, wanted)))
+        return here(rule(asked(operation, reads, self._points(operation, rows))))
+
+    def _points(self, operation: Operation, rows: Mapping[int, Rows]) -> dict[int, tuple[int, ...]]:
+        return {axis: (0, *rows.get(axis, (0, 1)), n) for axis, n in self.spaces(operation.name).items()}
+
+    def given(
+        self, operation: Operation, known: Mapping[str, Layout], rows: Mapping[int, Rows]
+    ) -> dict[str, Layout]:
+        """Returns how every tensor lies that an operation reads for the given rows of its result.
+
+        Args: `known` are layouts by name; a tensor that it lacks lies in proportion to the result.
+        """
+        points, sizes = self._points(operation, rows), self.spaces(operation.name)
+        return {name: known.get(name) or self.proportional(name, points, sizes) for name in operation.reads()}
 
     def rows(self, result: Mapping[int, Rows]) -> dict[str, dict[int, Rows]]:
-        """Returns the rows of every tensor that the given rows of the result need, along each axis."""
-        rows: dict[str, dict[int, Rows]] = {self.source: {}, self.result: dict(result)}
+        """Returns the rows of every tensor that the given rows of the result need, along each axis.
+
+        Returns: no entry for a tensor that is not needed at all; the first and the last row of any other are read by
+            a row that is computed. Rows between are computed even where nothing reads them: a box has no holes.
+        """
+        rows: dict[str, dict[int, Rows]] = {self.result: dict(result)}
         for operation in reversed(self.operations):
-            for name, axis, needed in self.needs(operation, rows.get(operation.name, {})):
+            if operation.name not in rows:
+                continue
+            for name, needed in self.needs(operation, rows[operation.name]):
                 known = rows.setdefault(name, {})
-                if needed is not None:
-                    low, high = known.get(axis, needed)
-                    known[axis] = min(low, needed[0]), max(high, needed[1])
-        for name in self.layouts:  # of what only fill is needed, one row stands for none
-            missing = dict.fromkeys(self.spaces(name), (0, 1))
-            rows[name] = missing | rows.get(name, {})
+                for axis, (first, last) in needed.items():
+                    low, high = known.get(axis, (first, last))
+                    known[axis] = min(low, first), max(high, last)
         return rows
 
-    def needs(self, operation: Operation, rows: Mapping[int, Rows]) -> Iterator[tuple[str, int, Rows | None]]:
-        """Yields the rows of each tensor that an operation reads for the given rows of its result."""
-        sizes = self.spaces(operation.name)
+    def needs(self, operation: Operation, rows: Mapping[int, Rows]) -> Iterator[tuple[str, dict[int, Rows]]]:
+        """Yields each tensor of which an operation reads some rows for those of its result, and which, by axis."""
         if operation.operation == GETITEM:
-            yield from ((operation.reads()[0], axis, own) for axis, own in rows.items())
+            yield operation.reads()[0], dict(rows)
             return
-        wanted = {axis: (0, *rows.get(axis, (0, 1)), n) for axis, n in sizes.items()}
-        reads = {name: self.proportional(name, wanted, sizes) for name in operation.reads()}
-        if all(layout.whole for layout in reads.values()):
-            return
-        step = rule(asked(operation, reads, wanted))
+        reads = self.given(operation, {}, rows)
+        alike = all(layout.whole for layout in reads.values())
+        step = None if alike else rule(asked(operation, reads, self._points(operation, rows)))
         for argument, name in named(operation):
-            layout = reads[name]
-            for dim in layout.cut_dims:
-                cut, fetch = layout.cuts[dim], step.fetch(argument, dim)
+            needed: dict[int, Rows | None] = {}
+            for dim in reads[name].cut_dims:
+                cut, fetch = reads[name].cuts[dim], None if step is None else step.fetch(argument, dim)
                 assert cut is not None
-                yield name, cut.axis, cut.rows(HERE) if fetch is None else _span(fetch.runs[HERE])
+                needed[cut.axis] = cut.rows(HERE) if fetch is None else span(fetch.runs[HERE])
+            found = {axis: own for axis, own in needed.items() if own is not None}
+            if len(found) == len(needed):  # else all that is read of it is fill
+                yield name, found
 
     def proportional(
         self, name: str, points: Mapping[int, Sequence[int]], sizes: Mapping[int, int]
@@ -175,13 +187,22 @@ class Reach:
         return layout
 
     def _walk(
-        self, given: Layout, step_of: Callable[[Operation, Mapping[str, Layout]], Step]
+        self,
+        given: Layout,
+        step_of: Callable[[Operation, Mapping[str, Layout]], Step],
+        rows: Mapping[str, Mapping[int, Rows]] | None = None,
     ) -> tuple[tuple[Placed, ...], dict[str, tuple[Layout, ...]]]:
-        """Returns every operation with its Step, and the layouts of all tensors."""
+        """Returns every operation that is needed with its Step, and the layouts of all tensors that are."""
         layouts: dict[str, tuple[Layout, ...]] = {**self._states, self.source: (given,)}
         placed = []
         for operation in self.operations:
-            reads = {name: layouts[name][0] for name in operation.reads()}
+            if rows is None:
+                reads = {name: layouts[name][0] for name in operation.reads()}
+            elif operation.name in rows:
+                known = {name: layouts[name][0] for name in operation.reads() if name in rows}
+                reads = self.given(operation, known, rows[operation.name])
+            else:
+                continue
             step = None
             if operation.operation == GETITEM:
                 index = operation.arguments["index"]
@@ -193,8 +214,8 @@ class Reach:
                 step = step_of(operation, reads)
                 layouts[operation.name] = step.outputs
             placed.append(Placed(operation, step, reads))
-        for operation in self.operations:
-            _check_size(operation, layouts[operation.name])
+        for done in placed:
+            _check_size(done.operation, layouts[done.operation.name])
         return tuple(placed), layouts
 
     def _checked(self, operation: Operation, reads: Mapping[str, Layout]) -> Step:
@@ -224,28 +245,6 @@ class Reach:
         return {axis_of(layout, dim): layout.shape[dim] for dim in layout.cut_dims}
 
 
-def here(step: Step) -> Step:
-    """Returns a Step in which only the box in the middle wants rows.
-
-    Args: `step` is a rule's answer for rows before the box, of the box, and behind it.
-    """
-    fetches = {name: tuple(map(_alone, found)) for name, found in step.fetches.items()}
-    return replace(step, fetches=fetches)
-
-
-def _alone(fetch: Fetch) -> Fetch:
-    runs = tuple(own if i == HERE else () for i, own in enumerate(fetch.runs))
-    return replace(fetch, runs=runs, sizes=tuple(n if i == HERE else 0 for i, n in enumerate(fetch.sizes)))
-
-
-def asked(operation: Operation, reads: Mapping[str, Layout], wanted: Mapping[int, tuple[int, ...]]) -> Call:
-    """Returns the question to a rule with the points that the results shall have.
-
-    Args: `wanted` has points by axis.
-    """
-    return replace(call_of(operation, reads), wanted=wanted, parts=BOXES)
-
-
 def _needed(operations: Sequence[Operation], result: str) -> list[Operation]:
     """Returns the operations that the result depends on, in their order."""
     wanted = {result}
@@ -255,37 +254,6 @@ def _needed(operations: Sequence[Operation], result: str) -> list[Operation]:
             wanted.update(operation.reads())
             found.append(operation)
     return found[::-1]
-
-
-def axis_of(layout: Layout, dim: int) -> int:
-    """Returns the axis of space along which a dimension is cut.
-
-    Args: `dim` is one of the layout's cut dimensions.
-    """
-    cut = layout.cuts[dim]
-    assert cut is not None
-    return cut.axis
-
-
-def laid(layout: Layout, rows: Mapping[int, Rows]) -> Layout:
-    for dim in layout.cut_dims:
-        axis = axis_of(layout, dim)
-        layout = layout.with_cut(dim, Cut(axis, (0, *rows[axis], layout.shape[dim])))
-    return layout
-
-
-def _span(runs: Sequence[RowRun]) -> Rows | None:
-    ends = [row for run in runs for row in (run.start, run.start + (run.length - 1) * run.step)]
-    return (min(ends), max(ends) + 1) if ends else None
-
-
-def named(operation: Operation) -> Iterator[tuple[str, str]]:
-    """Yields the argument and the tensor of everything that an operation reads; a list's entries are numbered."""
-    for argument, value in operation.arguments.items():
-        listed = isinstance(value, tuple)
-        values = value if isinstance(value, tuple) else (value,)
-        entries = ((f"{argument}.{i}" if listed else argument, x) for i, x in enumerate(values))
-        yield from ((name, x.name) for name, x in entries if isinstance(x, Ref))
 
 
 def _check_size(operation: Operation, layouts: Sequence[Layout]) -> None:

@@ -95,14 +95,21 @@ class Fetch:
                     yield sender, receiver, rows
 
 
-def intervals(dim: int, cut: Cut, needs: Sequence[tuple[int, int]], fill: float = 0.0) -> Fetch:
+def intervals(
+    dim: int,
+    cut: Cut,
+    needs: Sequence[tuple[int, int]],
+    fill: float = 0.0,
+    reads: Sequence[tuple[int, int]] = (),
+) -> Fetch:
     """Returns the fetch of one interval of rows for each coordinate.
 
-    Args: `needs` has rows [low, high) for each coordinate; rows outside the tensor are filled with `fill`.
+    Args: `needs` has rows [low, high) for each coordinate; rows outside the tensor are filled with `fill`, and those
+        outside `reads`, if given, which has rows of the tensor.
     """
     runs, sizes = [], []
-    for low, high in needs:
-        a, b = max(low, 0), min(high, cut.size)
+    for (low, high), (first, last) in zip(needs, reads or [(0, cut.size)] * len(needs), strict=True):
+        a, b = max(low, first), min(high, last)
         runs.append((RowRun(a - low, a, b - a, 1),) if a < b else ())
         sizes.append(max(0, high - low))
     return Fetch(dim, cut.axis, cut.points, cut.size, tuple(runs), tuple(sizes), fill)

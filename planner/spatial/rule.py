@@ -1,24 +1,29 @@
 """The question that a rule is asked (`Call`) and its answer (`Step`).
 
-A rule is a function from a Call, one operation of a captured model with the layouts of its tensors, to a Step.
+A rule is a function from a Call, one operation of a captured model with the layouts of its tensors, to a Step. A box of
+a volume is asked for as the shard of an imaginary rank that has others before and behind it along every axis.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Final
 
 from planner.errors import BadInput
 from planner.spatial.layout import Cut, Layout
 from planner.spatial.operation import Given, Operation, Ref
-from planner.spatial.rows_needed import Fetch, recut, take
+from planner.spatial.rows_needed import Fetch, RowRun, recut, take
 
 # Tensors are Layouts; a list of tensors is a tuple of them (None where one is left out).
 Argument = None | bool | int | float | str | Layout | tuple["Argument", ...]
 PARTS: Final = "parts of a sample"
 LOWEST: Final = float("-inf")
+Rows = tuple[int, int]  # from the first to behind the last
+Box = tuple[Rows, ...]  # of each axis
+HERE: Final = 1  # the box's coordinate along every axis: rows before it, its own, rows behind it
+BOXES: Final = "boxes of a volume"
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,3 +234,58 @@ def rows_of(cut: Cut) -> list[tuple[int, int]]:
 def elements(shape: Sequence[int]) -> int:
     """Returns the number of elements of a tensor of a shape."""
     return prod(shape)
+
+
+def here(step: Step) -> Step:
+    """Returns a Step in which only the box in the middle wants rows.
+
+    Args: `step` is a rule's answer for rows before the box, of the box, and behind it.
+    """
+    fetches = {name: tuple(map(_alone, found)) for name, found in step.fetches.items()}
+    return replace(step, fetches=fetches)
+
+
+def _alone(fetch: Fetch) -> Fetch:
+    runs = tuple(own if i == HERE else () for i, own in enumerate(fetch.runs))
+    return replace(fetch, runs=runs, sizes=tuple(n if i == HERE else 0 for i, n in enumerate(fetch.sizes)))
+
+
+def asked(operation: Operation, reads: Mapping[str, Layout], wanted: Mapping[int, tuple[int, ...]]) -> Call:
+    """Returns the question to a rule with the points that the results shall have.
+
+    Args: `wanted` has points by axis.
+    """
+    return replace(call_of(operation, reads), wanted=wanted, parts=BOXES)
+
+
+def axis_of(layout: Layout, dim: int) -> int:
+    """Returns the axis of space along which a dimension is cut.
+
+    Args: `dim` is one of the layout's cut dimensions.
+    """
+    cut = layout.cuts[dim]
+    assert cut is not None
+    return cut.axis
+
+
+def laid(layout: Layout, rows: Mapping[int, Rows]) -> Layout:
+    """Returns a layout of which the box has the given rows, by axis."""
+    for dim in layout.cut_dims:
+        axis = axis_of(layout, dim)
+        layout = layout.with_cut(dim, Cut(axis, (0, *rows[axis], layout.shape[dim])))
+    return layout
+
+
+def span(runs: Sequence[RowRun]) -> Rows | None:
+    """Returns the rows from the first to behind the last of some runs; None where there are none."""
+    ends = [row for run in runs for row in (run.start, run.start + (run.length - 1) * run.step)]
+    return (min(ends), max(ends) + 1) if ends else None
+
+
+def named(operation: Operation) -> Iterator[tuple[str, str]]:
+    """Yields the argument and the tensor of everything that an operation reads; a list's entries are numbered."""
+    for argument, value in operation.arguments.items():
+        listed = isinstance(value, tuple)
+        values = value if isinstance(value, tuple) else (value,)
+        entries = ((f"{argument}.{i}" if listed else argument, x) for i, x in enumerate(values))
+        yield from ((name, x.name) for name, x in entries if isinstance(x, Ref))

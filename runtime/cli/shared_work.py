@@ -37,9 +37,13 @@ class InferOptions(WorkloadArguments):
     ]
     volume: Annotated[
         str,
-        typer.Option("--input", metavar="PATH[:ARRAY]", help=".npy, .zarr, .h5 or a folder of .tif slices"),
+        typer.Option(
+            "--input",
+            metavar="PATH[:ARRAY]",
+            help=".npy, .zarr, .h5, .precomputed or a folder of .tif slices",
+        ),
     ]
-    output: Annotated[str, typer.Option(metavar="PATH", help=".npy, .zarr or .h5, which does not exist yet")]
+    output: Annotated[str, typer.Option(metavar="PATH", help=".npy, .zarr, .h5 or .precomputed, new")]
     mode: Annotated[
         str, typer.Option(help="exact: as the whole volume at once; blend: overlapping patches, weighted")
     ] = "exact"

@@ -92,7 +92,7 @@ class Work:
             box = list(self.middle(self.probed))
             box[place] = (0, self.space[place])
             made = sweep(self.reach, tuple(box), place, self.alignment[place])
-            has = [name if made.axis in made.rows[name] else "" for name in self._names]
+            has = [name if made.axis in made.rows.get(name, {}) else "" for name in self._names]
             self._kept[place] = np.array([made.kept(name) if name else 0 for name in has], float)
         return self._kept[place]
 

@@ -44,7 +44,7 @@ class InferJob:
     dtype: str = "float32"
     device: str = "cpu"
     devices: int = 0  # that share one task, the whole volume; 0: boxes, each on one
-    fingerprint: str = ""  # of the model
+    fingerprint: str = ""  # of the model: operations with their numbers, and what its code makes
     stamp: str = ""  # names, sizes and times of the files of input and mask, as one digest
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -13,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from planner.capture import Forward, converted, forward_of, sample_of
+from planner.capture import Forward, converted, forward_of, sample_of, tensor_digest
 from planner.errors import BadInput
 from planner.spatial import Box, Reach
 from planner.workload import Workload, load
@@ -22,7 +23,7 @@ from runtime.infer.folder import InferJob
 from runtime.infer.storage import Numbers, Volume, opened, written
 from runtime.infer.sweep import SweepRunner, sweep
 from runtime.infer.weights import load_weights
-from runtime.spatial import GroupWire, ShardRunner
+from runtime.spatial import GroupWire, InferredConvolutions, ShardRunner, steady
 
 Mode = Literal["exact", "blend"]
 DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16")}
@@ -80,6 +81,14 @@ class Applied:
         constants = self.forward.captured.layout.traced.constants
         found |= {name: tensor for name, tensor in constants.items() if name not in found}
         return {name: tensor.to(self.device) for name, tensor in found.items()}
+
+    @cached_property
+    def digest(self) -> str:
+        """Returns a hash of everything that computes and is not in the weights: operations, and what `build` makes."""
+        kept = self.module.state_dict().keys()
+        made = {x.name for x in self.forward.states.values()} & self.tensors.keys() - kept
+        rows = [f"{name} {tensor_digest(self.tensors[name])}" for name in sorted(made)]
+        return hashlib.sha256("\n".join([self.forward.digest, *rows]).encode()).hexdigest()
 
     @cached_property
     def runner(self) -> SweepRunner:
@@ -149,10 +158,10 @@ class Applied:
         Args: `box` has rows along each axis of space.
         Returns: the numbers, with the dimensions of the output volume, and how many numbers read are not finite.
         """
-        if self.job.mode == "exact":
-            made, odd = self._exact(box)
-        else:
-            made, odd = self.blend.box(box, self.read, self._patch)
+        with steady(self.forward, self.device):
+            made, odd = (
+                self._exact(box) if self.job.mode == "exact" else self.blend.box(box, self.read, self._patch)
+            )
         found = made[0].float() if made.dtype == torch.bfloat16 else made[0]
         return found.cpu().contiguous().numpy().astype(self.output_dtype, copy=False), odd
 
@@ -197,7 +206,8 @@ class Applied:
         return mean
 
     def _whole(self, x: Tensor) -> Tensor:
-        made: Tensor = self.module(x)
+        with InferredConvolutions():
+            made: Tensor = self.module(x)
         return made
 
     @torch.no_grad()

@@ -9,8 +9,7 @@ run(plan, print)             # here, in as many processes as were asked for
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import ceil, prod
@@ -28,6 +27,7 @@ from runtime.infer.folder import InferJob
 from runtime.infer.model import DTYPES, Applied
 from runtime.infer.storage import one_writer, opened
 from runtime.infer.weights import digest_of, stamp_of, weights_of
+from runtime.spatial import threads
 
 PATCH = 96  # rows of a blended patch along each axis, where nothing is said
 WIDE = 4  # patches that a task of a blended output is wide, at least
@@ -177,12 +177,13 @@ def prepared(request: InferRequest, *, measure: bool = True) -> InferPlan:
         patch = _rows(request.patch, "--patch", applied.space) or tuple(min(PATCH, n) for n in applied.space)
         overlap = _rows(request.overlap, "--overlap", applied.space) or default_overlap(patch)
         applied.job = job = replace(job, patch=list(patch), overlap=list(overlap))
-    applied.job = job = replace(job, fingerprint=applied.forward.captured.graph.fingerprint)
-    applied.job = job = replace(job, stamp=stamp_of((job.input, job.mask)))
     space = applied.output_space
-    applied.module  # loads the weights, which must fit  # noqa: B018
     _check_mask(job, space)
-    with _threads(request.workers):
+    stamp = stamp_of((job.input, job.mask))
+    applied.job = job = replace(
+        job, fingerprint=applied.digest, stamp=stamp
+    )  # loads the weights, which must fit
+    with threads(_threads(request.workers)):
         error = _sample_error(applied) if job.mode == "blend" else None
     given = None if request.chunk == "auto" else _rows(request.chunk, "--chunk", space)
     if request.devices:
@@ -190,7 +191,7 @@ def prepared(request: InferRequest, *, measure: bool = True) -> InferPlan:
     choice, sweep = None, list[int]()
     if given is None and job.mode == "exact":
         each = request.memory or free_memory(job.device) // request.workers
-        with _threads(request.workers):
+        with threads(_threads(request.workers)):
             choice = chunks.choose(applied, each, measure=measure)
         given = choice.chunk
         sweep = list(choice.sweep)
@@ -208,6 +209,11 @@ def _check(request: InferRequest) -> None:
         raise BadInput(f"'{request.mode}'", where="--mode", allowed="exact or blend")
     if request.dtype not in DTYPES:
         raise BadInput(f"'{request.dtype}'", where="--dtype", allowed=", ".join(DTYPES))
+    there = (
+        ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+    )  # under SLURM, too: boxes are measured here
+    if request.device not in there:
+        raise BadInput(f"'{request.device}'", where="--device", allowed=" or ".join(there))
     if request.mode == "exact" and (request.patch or request.overlap or request.flips):
         raise BadInput("--patch, --overlap and --flips are of --mode blend", where="--mode exact")
     boxed = request.mode != "exact" or request.chunk != "auto" or request.mask
@@ -281,15 +287,9 @@ def _name_of_workload(name: str) -> str:
     return str(Path(name).resolve()) if Path(name).is_file() else name
 
 
-@contextmanager
-def _threads(workers: int) -> Iterator[None]:
-    """Lets torch use as many threads as one of several workers has cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+def _threads(workers: int) -> int:
+    """Returns the threads of one of several workers on this machine."""
+    return max(1, (os.cpu_count() or 1) // workers)
 
 
 def _by(rows: Sequence[int]) -> str:

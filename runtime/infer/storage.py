@@ -9,25 +9,24 @@ A write that the disk does not take raises OSError.
 
 from __future__ import annotations
 
-import importlib
 import os
-import re
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.errors import BadInput
 from planner.spatial import Box
+from runtime.infer.many_files import INFO, TIFF, WRITTEN, PrecomputedVolume, TiffSlices, at, library
 
 Numbers = NDArray[Any]
-EXTRA: Final = "pip install 'shardwright[volumes]'"
-TIFF = (".tif", ".tiff")
-ZARR, HDF5, NPY = (".zarr",), (".h5", ".hdf5"), (".npy",)
-READ = "a .npy file, a .zarr folder, an .h5 file or a folder of .tif slices; PATH:ARRAY names an array inside"
+ZARR, HDF5, NPY, PRECOMPUTED = (".zarr",), (".h5", ".hdf5"), (".npy",), (".precomputed",)
+READ = (
+    "a .npy file, a .zarr folder, an .h5 file, a folder that Neuroglancer reads or one of .tif slices; "
+    "PATH:ARRAY names an array inside"
+)
 DEFAULT = "output"  # the array in an HDF5 file that is written
 
 
@@ -52,11 +51,6 @@ class Volume(Protocol):
         """
 
 
-def at(box: Box) -> tuple[slice, ...]:
-    """Returns a box as an index."""
-    return tuple(slice(low, high) for low, high in box)
-
-
 def opened(name: str) -> Volume:
     """Opens a volume to be read.
 
@@ -71,6 +65,8 @@ def opened(name: str) -> Volume:
             return ZarrVolume(path, inner, write=False)
         if path.suffix in HDF5:
             return Hdf5Volume(path, inner, write=False)
+        if (path / INFO).is_file():
+            return PrecomputedVolume(path, inner)
         if path.is_dir() and any(file.suffix.lower() in TIFF for file in path.iterdir()):
             return TiffSlices(path)
     except (OSError, ValueError, KeyError) as error:
@@ -89,15 +85,16 @@ def created(path: Path, shape: Sequence[int], dtype: np.dtype[Any], chunks: Sequ
         if path.suffix in NPY:
             return NpyVolume.create(path, shape, dtype)
         if path.suffix in ZARR:
-            library = _library("zarr")
-            library.create_array(
+            library("zarr").create_array(
                 str(path), shape=shape, chunks=chunks, dtype=dtype, fill_value=0, zarr_format=3
             )
+        elif path.suffix in PRECOMPUTED:
+            return PrecomputedVolume.create(path, shape, dtype, chunks)
         elif path.suffix in HDF5:
-            with _library("h5py").File(path, "x") as file:
+            with library("h5py").File(path, "x") as file:
                 file.create_dataset(DEFAULT, shape, dtype, chunks=chunks, fillvalue=0)
         else:
-            raise BadInput("is of no kind that can be written", where=str(path), allowed=".npy, .zarr or .h5")
+            raise BadInput("is of no kind that can be written", where=str(path), allowed=WRITTEN)
     except OSError as error:
         raise BadInput(f"cannot be written: {error.strerror or error}", where=str(path)) from error
     return written(path)
@@ -109,6 +106,8 @@ def written(path: Path) -> Volume:
         return NpyVolume(path)
     if path.suffix in ZARR:
         return ZarrVolume(path, "", write=True)
+    if path.suffix in PRECOMPUTED:
+        return PrecomputedVolume(path, "")
     return Hdf5Volume(path, DEFAULT, write=True)
 
 
@@ -123,13 +122,6 @@ def parted(name: str) -> tuple[Path, str]:
         return Path(name), ""
     path, _, inner = name.rpartition(":")
     return Path(path), inner
-
-
-def _library(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise BadInput(f"{name} is not installed", where="volumes", allowed=EXTRA) from error
 
 
 def _mapped(path: Path) -> np.memmap[Any, np.dtype[Any]]:
@@ -164,11 +156,8 @@ class NpyVolume:
 
         Raises: OSError where the disk has too little room.
         """
-        header: dict[str, Any] = {
-            "shape": shape,
-            "fortran_order": False,
-            "descr": np.lib.format.dtype_to_descr(dtype),
-        }
+        kind = np.lib.format.dtype_to_descr(dtype)
+        header: dict[str, Any] = {"shape": shape, "fortran_order": False, "descr": kind}
         with path.open("xb") as file:
             try:
                 np.lib.format.write_array_header_2_0(file, header)
@@ -213,7 +202,7 @@ class ZarrVolume:
     """One array of a zarr folder; a chunk is a file of its own."""
 
     def __init__(self, path: Path, inner: str, *, write: bool) -> None:
-        found = _library("zarr").open(str(path), mode="r+" if write else "r", path=inner or None)
+        found = library("zarr").open(str(path), mode="r+" if write else "r", path=inner or None)
         if not hasattr(found, "shape"):
             names = ", ".join(f"{path}:{name}" for name, _ in found.arrays()) or "an array"
             raise BadInput("is a group", where=f"{path}:{inner}" if inner else str(path), allowed=names)
@@ -233,13 +222,15 @@ class Hdf5Volume:
     """One array of an HDF5 file, which is opened anew each time; read by many, written by one."""
 
     def __init__(self, path: Path, inner: str, *, write: bool) -> None:
-        self._path, self._h5, self._mode = path, _library("h5py"), "r+" if write else "r"
+        self._path, self._h5, self._mode = path, library("h5py"), "r+" if write else "r"
+        names: list[str] = []
         with self._h5.File(path, "r") as file:
-            names = [name for name, found in file.items() if hasattr(found, "shape")]
+            file.visititems(lambda name, found: names.append(name) if hasattr(found, "shape") else None)
             name = inner or (names[0] if len(names) == 1 else "")
             if name not in file or not hasattr(file[name], "shape"):
                 allowed = ", ".join(f"{path}:{found}" for found in names)
-                raise BadInput(f"has no array '{name}'", where=str(path), allowed=allowed)
+                said = f"has no array '{name}'" if name else f"has {len(names)} arrays, and none is named"
+                raise BadInput(said, where=str(path), allowed=allowed)
             self._name = name
             self.shape, self.dtype = tuple(file[name].shape), file[name].dtype
             self.chunks = tuple(file[name].chunks or (1,) * len(self.shape))
@@ -253,47 +244,3 @@ class Hdf5Volume:
             file[self._name][at(box)] = values
         with self._path.open("rb+") as done:
             os.fsync(done.fileno())
-
-
-def _check_order(names: Sequence[str], path: Path) -> None:
-    """Raises BadInput where numbers in names would put slices in another order than the names themselves."""
-
-    def counted(name: str) -> list[tuple[int, str]]:
-        return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
-
-    for before, after in pairwise(names):
-        if counted(after) < counted(before):
-            raise BadInput(
-                f"'{before}' comes before '{after}' by name, and behind it by number",
-                where=str(path),
-                allowed="numbers of one length, such as 007 and 010",
-            )
-
-
-class TiffSlices:
-    """A folder of TIFF files in the order of their names, each one slice of the volume; read only."""
-
-    def __init__(self, path: Path) -> None:
-        self._tiff = _library("tifffile")
-        self._files = sorted(file for file in path.iterdir() if file.suffix.lower() in TIFF)
-        _check_order([file.stem for file in self._files], path)
-        with self._tiff.TiffFile(self._files[0]) as first:
-            page = first.pages[0]
-            self.shape, self.dtype = (len(self._files), *page.shape), np.dtype(page.dtype)
-        self.chunks = (1, *self.shape[1:])
-
-    def read(self, box: Box) -> Numbers:
-        (low, high), *inner = box
-        slices = [self._slice(file)[at(tuple(inner))] for file in self._files[low:high]]
-        return np.stack(slices) if slices else np.empty([b - a for a, b in box], self.dtype)
-
-    def _slice(self, file: Path) -> Numbers:
-        found = np.asarray(self._tiff.imread(file))
-        if found.shape != self.shape[1:]:
-            raise BadInput(
-                f"is {found.shape}", where=str(file), allowed=f"{self.shape[1:]}, as the first slice"
-            )
-        return found
-
-    def write(self, box: Box, values: Numbers) -> None:
-        raise BadInput("slices are only read", where="output", allowed=".npy, .zarr or .h5")

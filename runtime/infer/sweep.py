@@ -65,13 +65,13 @@ def sweep(reach: Reach, box: Box, place: int, step: int) -> SweepPlan:
     def needed(rows: Rows) -> dict[str, dict[int, Rows]]:
         found = reach.rows(dict(zip(reach.axes, (*box[:place], rows, *box[place + 1 :]), strict=True)))
         for operation in reach.operations:  # all results of an operation have the same rows
-            if operation.operation == GETITEM:
+            if operation.operation == GETITEM and operation.name in found:
                 found[operation.name] = found[operation.reads()[0]]
         return found
 
     rows, first = needed((low, high)), needed((low, min(low + step, high)))
     starts = {name: found[axis][0] for name, found in rows.items() if axis in found}
-    ends = {name: first[name][axis][1] for name in starts}
+    ends = {name: first[name][axis][1] if name in first else start for name, start in starts.items()}
     size = reach.spaces(reach.result)[axis]
     grows = {name: step * reach.spaces(name)[axis] / size for name in starts}
     before = max(ceil((ends[name] - starts[name]) / grows[name]) for name in starts)
@@ -94,6 +94,8 @@ def _passes(
         ends = {name: max(end, aim.get(name, end)) for name, end in now.items()}
         reads: dict[tuple[str, str], Rows] = {}
         for operation in reversed(reach.operations):
+            if operation.name not in rows:
+                continue
             own = dict(rows[operation.name])
             if axis in own:
                 own[axis] = now[operation.name], ends[operation.name]
@@ -101,11 +103,10 @@ def _passes(
                     continue
             elif made:
                 continue  # made once, by the first pass
-            for name, at, wanted in reach.needs(operation, own):
-                if at == axis and name in ends:
-                    last = max(ends[name], rows[name][axis][0] + 1)  # one row, where only fill is needed
-                    start, end = wanted or (last - 1, last)
-                    ends[name] = max(last, end)
+            for name, needed in reach.needs(operation, own):
+                if axis in needed:
+                    start, end = needed[axis]
+                    ends[name] = max(ends[name], end)
                     low, high = reads.get((operation.name, name), (start, end))
                     reads[operation.name, name] = min(low, start), max(high, end)
         for operation in reach.operations:
@@ -206,10 +207,14 @@ class SweepRunner(BoxRunner):
         for read in operation.reads():
             if read in held.whole:
                 given[read] = held.whole[read]
-            else:
+            elif (name, read) in one.reads:
                 value, layout = held.take(read, one.reads[name, read])
                 given[read] = value, (layout,)
-        reads = {read: layouts[0] for read, (_, layouts) in given.items()}
+        rows = dict(plan.rows[name])
+        if plan.axis in rows:
+            rows[plan.axis] = one.made[name]
+        known = {read: layouts[0] for read, (_, layouts) in given.items()}
+        reads = reach.given(operation, known, rows)
         step = None
         if operation.operation == GETITEM:
             index = operation.arguments["index"]
@@ -218,9 +223,6 @@ class SweepRunner(BoxRunner):
         elif all(layout.whole for layout in reads.values()):
             layouts = tuple(map(whole, operation.outputs))
         else:
-            rows = dict(plan.rows[name])
-            if plan.axis in rows:
-                rows[plan.axis] = one.made[name]
             step = reach.step(operation, reads, rows)
             layouts = step.outputs
         node = nodes[name]
@@ -237,9 +239,9 @@ class SweepRunner(BoxRunner):
 
 def _due(plan: SweepPlan, number: int, operation: Operation) -> bool:
     """Returns whether a pass runs an operation: where it makes rows, or else in the first pass."""
-    if plan.axis in plan.rows[operation.name]:
+    if plan.axis in plan.rows.get(operation.name, {}):
         return operation.name in plan.passes[number].made
-    return number == 0
+    return number == 0 and operation.name in plan.rows
 
 
 def _of_box(plan: SweepPlan, name: str, x: Tensor, layout: Layout) -> Tensor:

@@ -33,7 +33,11 @@ from runtime.leases import Lease
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # or the limit of a user
 LOOK_S = 0.5
-SAID = {"stamp": "state of the input or mask", "weights_digest": "content of the weights"}  # for people
+SAID = {
+    "fingerprint": "model",
+    "stamp": "state of the input or mask",
+    "weights_digest": "content of the weights",
+}  # for people
 APPEARS_S = 30.0  # until a folder that another process makes has its job
 
 
@@ -105,8 +109,12 @@ def work_on(folder: InferFolder, say: Callable[[str], None], applied: Applied | 
     """
     job, tasks = folder.read(), folder.tasks()
     applied = applied or Applied(job)
-    if applied.forward.captured.graph.fingerprint != job.fingerprint:
-        raise BadInput("is not the model that this output was begun with", where=job.workload)
+    if applied.digest != job.fingerprint:
+        raise BadInput(
+            "is not the model that this output was begun with",
+            where=job.workload,
+            allowed=f"the model as it was; or remove {job.output} and {folder.root}",
+        )
     output = written(Path(job.output))
     mask = opened(job.mask) if job.mask else None
     try:

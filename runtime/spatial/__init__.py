@@ -7,8 +7,9 @@ Start at `ranks.py` (`sharing`: the groups of a plan), then `analyse.py` (what i
 `planner.spatial`.
 """
 
-from runtime.spatial.box import BoxRunner, ShardRunner
+from runtime.spatial.box import BoxRunner, ShardRunner, steady, threads
 from runtime.spatial.group import GroupWire, SampleGroup, Wire
+from runtime.spatial.kernels.convolution import InferredConvolutions
 from runtime.spatial.kernels.norm import OverReplicas
 from runtime.spatial.operation import call_named
 from runtime.spatial.ranks import AloneShard, Sharing, sharing
@@ -18,6 +19,7 @@ __all__ = [
     "AloneShard",
     "BoxRunner",
     "GroupWire",
+    "InferredConvolutions",
     "OverReplicas",
     "SampleGroup",
     "ShardRunner",
@@ -27,4 +29,6 @@ __all__ = [
     "called",
     "matched",
     "sharing",
+    "steady",
+    "threads",
 ]

@@ -9,9 +9,11 @@ A box is a shard whose halo is there already, so nothing is sent.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from math import prod
+from typing import Final
 
 import torch
 import torch.nn.functional as F
@@ -19,13 +21,15 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from planner.capture import Forward, entered, named_arguments
-from planner.spatial import GETITEM, HERE, Fetch, Need, Placed, Step, call_of, cut_model
+from planner.spatial import GETITEM, HERE, Fetch, Layout, Need, Placed, call_of, cut_model, local_shape, named
 from runtime.spatial.exchange import fetched
 from runtime.spatial.group import Message, Operation, SampleGroup, Wire
-from runtime.spatial.kernels.convolution import INFERRED
+from runtime.spatial.kernels.convolution import CONVOLUTIONS, InferredConvolutions
 from runtime.spatial.kernels.reshapes import plain
 from runtime.spatial.kernels.table import KERNELS
 from runtime.spatial.operation import Local
+
+PRODUCTS: Final = ("linear", "mm", "matmul", "attention", "lstm", "gru", "rnn")  # of matrices, in names
 
 
 @dataclass
@@ -57,6 +61,7 @@ class BoxRunner:
         """
         self._forward, self._values = forward, forward.captured.layout.probes[0].value
         self._states = {forward.nodes[name]: tensors[source.name] for name, source in forward.states.items()}
+        self._device = next((x.device for x in tensors.values()), torch.device("cpu"))
         space = len(self._shape(forward.source)) - 2
         grid = (2 * HERE + 1,) * space
         self._mesh = SampleGroup(grid, Nobody(prod(grid) // 2, prod(grid)))
@@ -88,7 +93,7 @@ class BoxRunner:
             for name in done.operation.reads():
                 left[name] -= 1
                 if not left[name]:
-                    del held[nodes[name]]
+                    held.pop(nodes[name], None)  # of which nothing may have been needed
         made = held[nodes[self._forward.result]]
         assert isinstance(made, Tensor)
         return made
@@ -107,22 +112,34 @@ class BoxRunner:
         assert callable(node.target)
         if done.step is None or done.operation.operation == GETITEM:
             return node.target(*args, **kwargs)
-        kernel = INFERRED.get(done.operation.operation, KERNELS[done.operation.operation])
+        kernel = KERNELS[done.operation.operation]
         if kernel is plain and not done.step.fetches:
             return node.target(*args, **kwargs)
         given = named_arguments(node.target, args, kwargs)
-        arguments = {name: self._brought(done.step, name, value) for name, value in given.items()}
+        arguments = {name: self._brought(done, name, value) for name, value in given.items()}
         call = call_of(done.operation, done.inputs)
         local = Local(node.target, call, done.step, self._mesh, arguments)
-        return kernel(local)
+        with InferredConvolutions() if kernel in CONVOLUTIONS else nullcontext():
+            return kernel(local)
 
-    def _brought(self, step: Step, name: str, value: object) -> object:
+    def _brought(self, done: Placed, name: str, value: object) -> object:
         if isinstance(value, list | tuple) and any(isinstance(x, Tensor) for x in value):
-            return [self._brought(step, f"{name}.{i}", x) for i, x in enumerate(value)]
-        return self._rows(value, step.fetches.get(name, ())) if isinstance(value, Tensor) else value
+            return [self._brought(done, f"{name}.{i}", x) for i, x in enumerate(value)]
+        if not isinstance(value, Tensor) or done.step is None:
+            return value
+        return self._rows(
+            value, done.step.fetches.get(name, ()), done.inputs[dict(named(done.operation))[name]]
+        )
 
-    def _rows(self, x: Tensor, fetches: Sequence[Fetch]) -> Tensor:
-        """Returns the rows that an operation wants of a tensor; a view where they follow each other."""
+    def _rows(self, x: Tensor, fetches: Sequence[Fetch], layout: Layout) -> Tensor:
+        """Returns the rows that an operation wants of a tensor; a view where they follow each other.
+
+        Args: `x` has the rows of `layout`; it may be the whole tensor of the capture where no row is read.
+        """
+        nothing = next((fetch for fetch in fetches if not fetch.runs[HERE]), None)
+        if nothing is not None:
+            sizes = dict(enumerate(local_shape(layout))) | {fetch.dim: fetch.sizes[HERE] for fetch in fetches}
+            return torch.full(tuple(sizes.values()), nothing.fill, dtype=x.dtype, device=self._device)
         if all(len(fetch.runs[HERE]) == 1 and fetch.runs[HERE][0].step == 1 for fetch in fetches):
             return _padded(x, fetches)
         for fetch in fetches:
@@ -168,7 +185,7 @@ class ShardRunner(BoxRunner):
         """
         return self._through(self._segment.placed, x)
 
-    def _rows(self, x: Tensor, fetches: Sequence[Fetch]) -> Tensor:
+    def _rows(self, x: Tensor, fetches: Sequence[Fetch], layout: Layout) -> Tensor:
         for fetch in fetches:
             x = fetched(x, fetch, self._mesh)
         return x
@@ -182,3 +199,29 @@ def _padded(x: Tensor, fetches: Sequence[Fetch]) -> Tensor:
         place = 2 * (x.dim() - 1 - fetch.dim)
         amounts[place], amounts[place + 1] = run.at, fetch.sizes[HERE] - run.at - run.length
     return F.pad(x, amounts, value=fetches[0].fill) if any(amounts) else x
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Lets torch use so many threads of the host, while the `with` block lasts."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def steady(forward: Forward, device: torch.device) -> AbstractContextManager[None]:
+    """Returns the block in which a model gives the same bits whatever the number of threads before.
+
+    Several workers share the cores of a machine, so each has fewer threads than one alone. Convolutions in single
+    precision give the same bits on any number of threads (`InferredConvolutions`). Libraries may share the long sums of
+    other matrix products among threads, so a box with such products is computed on one.
+
+    Args: `forward` is the model, `device` computes it.
+    """
+    names = {x.operation for x in forward.operations}
+    products = any(word in name for name in names for word in PRODUCTS)
+    convolves = any("conv" in name for name in names) and forward.dtype != torch.float32
+    return threads(1) if device.type == "cpu" and (products or convolves) else nullcontext()

@@ -45,7 +45,9 @@ def _matched(call: Call, layout: Layout, target: dict[int, Cut], ndim: int) -> t
     own = {
         dim - shift: cut
         for dim, cut in target.items()
-        if dim >= shift and layout.shape[dim - shift] == cut.size and cut.size > 1
+        if dim >= shift
+        and layout.shape[dim - shift] == cut.size
+        and (cut.size > 1 or layout.cuts[dim - shift] is not None)
     }
     return aligned(call, layout, own)
 

@@ -1,16 +1,15 @@
 """Rules of interpolation, adaptive pooling and pixel shuffles: the size of the output is given, not a window.
 
-Source rows of interpolation are computed in rational numbers; the kernels use torch's own floating point. The last
-bit may name the neighbouring row with a weight of nothing, so kernels clamp to the rows fetched. "nearest" needs
-more care. Where torch may round either way, both rows are fetched. Where torch's own kernels take different rows,
-the operation is refused.
+Source rows of interpolation are computed in single and in double precision, as torch's kernels do. Where the two take
+different rows, both are fetched. Where torch's own kernels of one precision take different rows, the operation is
+refused.
 """
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Mapping
-from fractions import Fraction
 from math import prod
 from typing import Final
 
@@ -29,7 +28,7 @@ COUNTS: Final = {name.format(n=n): n for name in NEAREST for n in (1, 2, 3)} | {
 }
 
 
-def scale(call: Call, dim: int, position: int) -> Fraction:
+def scale(call: Call, dim: int, position: int) -> float:
     """Returns the input rows for one output row.
 
     Args: `position` is that of dimension `dim` among the dimensions of space.
@@ -37,49 +36,43 @@ def scale(call: Call, dim: int, position: int) -> Fraction:
     """
     source, size = call.tensor("input"), call.outputs[0][dim]
     if call.flag("align_corners"):
-        return Fraction(source.shape[dim] - 1, size - 1) if size > 1 else Fraction(0)
+        return (source.shape[dim] - 1) / (size - 1) if size > 1 else 0.0
     factors = call.get("scale_factors")
     if isinstance(factors, tuple):
         factor = factors[position]
         assert isinstance(factor, int | float)
-        return 1 / Fraction(factor)
-    return Fraction(source.shape[dim], size)
+        return 1.0 / factor
+    return source.shape[dim] / size
 
 
-def position_of(call: Call, row: int, step: Fraction) -> Fraction:
-    """Returns the source position that an output row is interpolated at.
+def positions(call: Call, row: int, step: float) -> set[float]:
+    """Returns the source positions at which torch's kernels may place an output row.
 
-    Args: `step` is the number of input rows for one output row, from `scale`.
-    Returns: rows from the first one's; fractions lie between two rows.
+    Args: `step` is from `scale`.
+    Returns: one in double precision, and two in single: with and without rounding before the last sum.
     """
-    if call.flag("align_corners"):
-        return row * step
-    if "nearest_exact" in call.operation:
-        return (row + Fraction(1, 2)) * step
-    if "nearest" in call.operation:
-        return row * step
-    middle = (row + Fraction(1, 2)) * step - Fraction(1, 2)
-    return middle if call.operation in CUBIC else max(middle, Fraction(0))
+    if "nearest" in call.operation or call.flag("align_corners"):
+        at = row + 0.5 if "nearest_exact" in call.operation else float(row)
+        return {at * step, _single(at * _single(step))}
+    at, short = row + 0.5, _single(step)
+    found = {at * step - 0.5, _single(at * short - 0.5), _single(_single(at * short) - 0.5)}
+    return found if call.operation in CUBIC else {max(place, 0.0) for place in found}
 
 
-def rounding(call: Call, step: Fraction) -> Fraction:
-    """Returns how far torch's single precision may be off a source position.
+def taken(call: Call, row: int, step: float, last: int) -> tuple[int, int]:
+    """Returns the first and the last input row that an output row reads with a weight other than 0.
 
-    Args: `step` is from `scale`; a step with a power of two below the line is exact.
-    Returns: rows; 0 where nothing is rounded to the nearest row.
+    Args: `step` is from `scale`; `last` is the last row that there is.
+    Returns: a row more where single precision gives a weight to a row that double precision does not.
     """
-    exact = step.denominator & (step.denominator - 1) == 0
-    return Fraction(0) if exact or "nearest" not in call.operation else Fraction(1, 10**4)
-
-
-def reach(call: Call) -> tuple[int, int]:
-    """Returns the numbers of rows before and after the source position's row that are read.
-
-    Returns: (before, after).
-    """
-    if "nearest" in call.operation:
-        return 0, 0
-    return (1, 2) if call.operation in CUBIC else (0, 1)
+    rows = set()
+    for place in positions(call, row, step):
+        nearest = "nearest" in call.operation
+        floor = int(_single(place)) if nearest else math.floor(place)
+        before, after = (1, 2) if call.operation in CUBIC else (0, 1)
+        between = not nearest and place != floor
+        rows |= {floor - before, floor + after} if between else {floor}
+    return tuple(min(max(row, 0), last) for row in (min(rows), max(rows)))  # type: ignore[return-value]
 
 
 def _check_nearest(call: Call) -> None:
@@ -91,7 +84,7 @@ def _check_nearest(call: Call) -> None:
     first = len(shape) - COUNTS[call.operation]
     for dim in range(first, len(shape)):
         size, made = source.shape[dim], shape[dim]
-        step = float(scale(call, dim, dim - first))
+        step = scale(call, dim, dim - first)
         if "exact" in call.operation:
             agree = all(
                 int(_single((row + 0.5) * _single(step))) == int((row + 0.5) * step) for row in range(made)
@@ -118,26 +111,20 @@ def interpolation(call: Call) -> Step:
     source, shape = call.tensor("input"), call.outputs[0]
     cuts: list[Cut | None] = [None] * len(shape)
     fetches: list[Fetch] = []
-    before, after = reach(call)
     for dim, place in spatial_dims(call, source, COUNTS[call.operation]).items():
         cut = source.cuts[dim]
         assert cut is not None
         step, last = scale(call, dim, place), cut.size - 1
         target = output_cut(call, cut, shape[dim])
         needs = []
-        slack = rounding(call, step)
         for low, high in zip(target.points, target.points[1:], strict=False):
-            first = (position_of(call, low, step) - slack) // 1
-            final = (position_of(call, high - 1, step) + slack) // 1
-            needs.append((_clamp(first - before, last), _clamp(final + after, last) + 1))
+            ends = {*range(low, min(low + 2, high)), *range(max(low, high - 2), high)}  # a weight may be 0
+            found = [taken(call, row, step, last) for row in ends]
+            needs.append((min((a for a, _ in found), default=0), max((b + 1 for _, b in found), default=0)))
         cuts[dim] = target
         fetches.append(intervals(dim, cut, needs))
     output = Layout(shape, tuple(cuts))
     return Step((output,), {"input": tuple(fetches)}, axes=output.axes)
-
-
-def _clamp(row: int, last: int) -> int:
-    return min(max(row, 0), last)
 
 
 def adaptive_rows(row: int, source: int, size: int) -> tuple[int, int]:

@@ -28,14 +28,36 @@ class Window(NamedTuple):
             (high - 1) * self.stride - self.pad + self.dilation * (self.kernel - 1) + 1,
         )
 
-    def need_transposed(self, low: int, high: int) -> tuple[int, int]:
+    def read(self, low: int, high: int, size: int) -> tuple[int, int]:
+        """Returns the input rows (start, stop) between which output rows [low, high) read a tensor of `size` rows.
+
+        Returns: the first and the last row are read; no row where all that is read is padding.
+        """
+        found = []
+        for tap in range(-self.pad, self.dilation * self.kernel - self.pad, self.dilation):
+            first, last = max(low, -(tap // self.stride)), min(high - 1, (size - 1 - tap) // self.stride)
+            if first <= last:
+                found.append((first * self.stride + tap, last * self.stride + tap + 1))
+        return _hull(found)
+
+    def read_transposed(self, low: int, high: int, size: int) -> tuple[int, int]:
         """Returns the input rows (start, stop) that add to output rows [low, high) of the transposed operation.
 
-        Returns: at least one row.
+        Returns: the first and the last row of `size` do add to them; no row where none does.
         """
-        first = -((self.dilation * (self.kernel - 1) - low - self.pad) // self.stride)
-        last = (high - 1 + self.pad) // self.stride + 1
-        return first, max(last, first + 1)
+        found = []
+        for tap in range(-self.pad, self.dilation * self.kernel - self.pad, self.dilation):
+            first, last = (
+                max(0, -((tap - low) // self.stride)),
+                min(size - 1, (high - 1 - tap) // self.stride),
+            )
+            if first <= last:
+                found.append((first, last + 1))
+        return _hull(found)
+
+
+def _hull(found: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    return min((low for low, _ in found), default=0), max((high for _, high in found), default=0)
 
 
 def spatial_dims(call: Call, layout: Layout, count: int) -> dict[int, int]:
@@ -82,7 +104,8 @@ def slide(
         target = output_cut(call, cut, shape[dim])
         cuts[dim] = target
         needs = [windows[position].need(*rows) for rows in rows_of(target)]
-        fetches.append(intervals(dim, cut, needs, fill))
+        reads = [windows[position].read(*rows, cut.size) for rows in rows_of(target)]
+        fetches.append(intervals(dim, cut, needs, fill, reads))
     return Layout(shape, tuple(cuts)), tuple(fetches)
 
 
@@ -123,9 +146,10 @@ def transposed(call: Call) -> Step:
         cut, window = source.cuts[dim], windows[position]
         assert cut is not None
         target = output_cut(call, cut, shape[dim])
-        needs = [window.need_transposed(*rows) for rows in rows_of(target)]
+        reads = [window.read_transposed(*rows, cut.size) for rows in rows_of(target)]
+        needs = [(low, max(high, low + 1)) for low, high in reads]  # torch takes no tensor without rows
         cuts[dim] = target
-        fetches.append(intervals(dim, cut, needs))
+        fetches.append(intervals(dim, cut, needs, reads=reads))
         made = [first * window.stride - window.pad for first, _ in needs]  # first row that the part makes
         skips[dim] = tuple(low - row for (low, _), row in zip(rows_of(target), made, strict=True))
     output = Layout(shape, tuple(cuts))

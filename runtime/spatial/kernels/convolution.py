@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.spatial import Call, Step, front_padding
 from runtime.spatial.operation import Kernel, Local
@@ -51,38 +52,6 @@ def convolution(local: Local) -> Tensor:
     Args: `local` has the fetched input, the weight and the bias.
     Returns: this rank's rows of the output.
     """
-    x, weight, *given = _given(local)
-    result: Tensor = PLAIN[weight.dim() - 2](x, weight, *given)
-    return result
-
-
-def inferred_convolution(local: Local) -> Tensor:
-    """Convolves fetched rows in three dimensions where nobody asks for gradients.
-
-    For few rows torch takes a loop that is ten times slower than oneDNN, which it takes for many. So oneDNN is asked.
-    Args: `local` has the fetched input, the weight and the bias.
-    Returns: this rank's rows of the output.
-    """
-    x, weight, bias, stride, padding, dilation, groups = _given(local)
-    if not _by_onednn(x, weight):
-        result: Tensor = PLAIN[3](x, weight, bias, stride, padding, dilation, groups)
-        return result
-    batched = x if x.dim() == 5 else x.unsqueeze(0)
-    made: Tensor = ATEN.mkldnn_convolution(batched, weight, bias, padding, stride, dilation, groups)
-    return made if x.dim() == 5 else made.squeeze(0)
-
-
-def _by_onednn(x: Tensor, weight: Tensor) -> bool:
-    """Returns whether oneDNN takes a convolution and is worth it; one over single voxels is a matrix product."""
-    plain = x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32
-    onednn = bool(torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled)  # type: ignore[no-untyped-call]
-    return plain and onednn and prod(weight.shape[2:]) > 1 and x.numel() > 0
-
-
-def _given(
-    local: Local,
-) -> tuple[Tensor, Tensor, object, list[int], list[int], list[int], object]:
-    """Returns input, weight, bias, stride, padding, dilation and groups of a convolution of fetched rows."""
     x, weight = local.tensor("input"), local.tensor("weight")
     count = weight.dim() - 2
     kernel, dilation = tuple(weight.shape[2:]), local.call.integers("dilation", count, (1,))
@@ -96,7 +65,60 @@ def _given(
         front = [0] * count
     stride = local.call.integers("stride", count, (1,))
     bias, groups = (local.arguments[name] for name in ("bias", "groups"))  # there may be as many as samples
-    return x, weight, bias, list(stride), front, list(dilation), groups
+    result: Tensor = PLAIN[count](x, weight, bias, list(stride), front, list(dilation), groups)
+    return result
+
+
+class InferredConvolutions(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Has kernels of convolutions depend neither on the number of rows nor on that of threads, in a `with` block.
+
+    For few rows torch takes a loop that is ten times slower than oneDNN, which it takes for many; and over single
+    voxels it takes a matrix product on one thread and oneDNN on several. So the numbers of a box would depend on how
+    many workers share a machine. In other types than single precision, and on other devices, torch chooses. Gradients
+    are not to be asked for.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Returns what an operation gives."""
+        if func is not ATEN.convolution.default:
+            return func(*args, **(kwargs or {}))
+        x, weight, bias, *given, transposed, _, groups = args
+        if x.device.type == "cpu" and not by_onednn(x, weight):
+            return _of_several_voxels(func, args)
+        if transposed or not by_onednn(x, weight):
+            return func(*args)
+        count = weight.dim() - 2
+        stride, padding, dilation = (list(v) * (count if len(v) == 1 else 1) for v in given)
+        if prod(weight.shape[2:]) > 1 or groups > 1 or max(stride) > 1 or any(padding):
+            return ATEN.mkldnn_convolution(x, weight, bias, padding, stride, dilation, groups)
+        made = (weight.flatten(1) @ x.flatten(2)).unflatten(2, x.shape[2:])
+        return made if bias is None else made.add_(bias.view(-1, *[1] * count))
+
+
+def _of_several_voxels(func: Any, args: tuple[Any, ...]) -> Tensor:
+    """Returns a convolution by a matrix product that never is one of a matrix and a vector.
+
+    The product with a vector adds up in another order, so a box of a single voxel would differ in its last bit.
+    """
+    x, transposed = args[0], args[6]
+    made: Tensor = func(*args)
+    if prod((x if transposed else made).shape[2:]) > 1:
+        return made
+    wider = torch.cat([x, torch.zeros_like(x)], -1)
+    found: Tensor = func(wider, *args[1:])
+    return found.narrow(-1, 0, made.shape[-1])
+
+
+def by_onednn(x: Tensor, weight: Tensor) -> bool:
+    """Returns whether oneDNN takes a convolution."""
+    plain = x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32
+    onednn = bool(torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled)  # type: ignore[no-untyped-call]
+    return plain and onednn and x.numel() > 0
 
 
 def _behind(call: Call, kernel: Sequence[int], dilation: Sequence[int], pad: Sequence[int]) -> list[int]:
@@ -150,6 +172,4 @@ def window(x: Tensor, dim: int, skip: int, length: int) -> Tensor:
 KERNELS: Final[Mapping[str, Kernel]] = {f"aten.conv{n}d": convolution for n in (1, 2, 3)} | {
     f"aten.conv_transpose{n}d": transposed for n in (1, 2, 3)
 }
-INFERRED: Final[Mapping[str, Kernel]] = {
-    "aten.conv3d": inferred_convolution
-}  # where nobody asks for gradients
+CONVOLUTIONS: Final = (convolution, transposed)

@@ -18,6 +18,7 @@ from planner.spatial import COUNTS, CUBIC
 from runtime.spatial.operation import Kernel, Local
 
 ATEN = torch.ops.aten
+SINGLE = 2**24  # rows that single precision tells apart
 RESIDUES = 8  # rows that are told apart: those that are mixed, and some on either side
 
 
@@ -60,7 +61,7 @@ def _along(local: Local, x: Tensor, dim: int, position: int) -> Tensor:
     runs = fetch.runs[local.place(fetch.axis)]
     base = runs[0].start
     if "nearest" in local.call.operation:
-        index = _nearest(local, dim, position)[low:high] - base
+        index = _nearest(local, x, dim, position)[low:high] - base
         if int(index.min()) < 0 or int(index.max()) >= x.shape[dim]:
             raise BadInput(
                 f"{local.call.operation} rounds to a row that its sizes do not give", where=local.call.where
@@ -141,13 +142,14 @@ def _source(local: Local, rows: Tensor, dim: int, position: int) -> Tensor:
     return source if local.call.operation in CUBIC else source.clamp(min=0)
 
 
-def _nearest(local: Local, dim: int, position: int) -> Tensor:
-    """Returns the row that torch takes for each output row; torch itself is asked."""
+def _nearest(local: Local, x: Tensor, dim: int, position: int) -> Tensor:
+    """Returns the row that torch takes for each output row; torch itself is asked, in the precision of `x`."""
     size, made = local.call.tensor("input").shape[dim], local.step.output.shape[dim]
     factors = local.arguments.get("scale_factors")
     exact = "_exact" in local.call.operation
     operation = (ATEN._upsample_nearest_exact1d if exact else ATEN.upsample_nearest1d).default
-    names = torch.arange(size, dtype=torch.float64).view(1, 1, -1)
+    kind = torch.float64 if x.dtype == torch.float64 or size > SINGLE else torch.float32
+    names = torch.arange(size, dtype=kind, device=x.device).view(1, 1, -1)
     scale = factors[position] if factors else None  # type: ignore[index]
     with torch.no_grad():
         rows: Tensor = operation(names, [made], scale)

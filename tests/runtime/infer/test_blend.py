@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 from torch import Tensor
 
 from planner.errors import BadInput
 from planner.spatial import Box
+from planner.workload import load
+from runtime.infer import InferRequest, prepared
 from runtime.infer.blend import Blend
+from runtime.spatial import threads
 
 
 @given(st.integers(1, 300), st.integers(1, 64), st.data())
@@ -50,3 +56,45 @@ def test_any_boxes_give_the_same_bytes_and_a_constant_stays_a_constant() -> None
         assert torch.equal(part, whole[(..., *(slice(*rows) for rows in box))])
     ones, _ = blend.box(((3, 20), (2, 15)), read, torch.ones_like)
     assert (ones - 1).abs().max() < 1e-6
+
+
+PLAIN = """
+import torch
+from torch import nn
+
+def build():
+    return nn.Sequential(nn.Conv3d(1, 64, 3, padding=1), nn.Conv3d(64, 8, 1), nn.Conv3d(8, 2, 3, padding=1))
+
+def batch(n):
+    return torch.rand(n, 1, 8, 8, 8), torch.rand(n, 2, 8, 8, 8)
+
+def loss(outputs, targets):
+    return (outputs - targets).square().mean()
+"""
+
+
+@pytest.mark.parametrize("mode", ["exact", "blend"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_bits_of_a_box_are_the_same_on_any_number_of_threads(
+    tmp_path: Path, mode: str, dtype: str
+) -> None:
+    (tmp_path / "net.py").write_text(PLAIN)
+    torch.manual_seed(0)
+    save_file(load(str(tmp_path / "net.py")).build().state_dict(), tmp_path / "weights.safetensors")
+    np.save(tmp_path / "in.npy", np.random.default_rng(0).standard_normal((20, 20, 20)).astype("f4"))
+    names = {name: str(tmp_path / name) for name in ("net.py", "weights.safetensors", "in.npy", "out.npy")}
+    request = InferRequest(
+        workload=names["net.py"],
+        weights=names["weights.safetensors"],
+        input=names["in.npy"],
+        output=names["out.npy"],
+        mode=mode,
+        dtype=dtype,
+        chunk="20",
+        patch="18" if mode == "blend" else "",
+    )
+    applied, made = prepared(request).applied, []
+    for count in (1, 2, 4):
+        with threads(count):
+            made.append(applied.compute(((0, 20), (0, 20), (0, 20)))[0])
+    assert all(np.array_equal(made[0], other) for other in made)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from planner.errors import BadInput
 from runtime.infer import InferFolder, InferPlan, prepared, run
 from runtime.infer.work import begin, work_on
 from runtime.leases import Tasks
@@ -116,3 +117,29 @@ def test_a_chunk_of_zarr_that_was_written_by_half_is_written_again(
         if path.is_file() and path.parent.name + "/" + path.name in ("0/0", "3/2"):
             path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
     assert run(plan, lambda line: None).checksum == expected.checksum
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("torch.max_pool2d(x, 2)", "0.5 * torch.max_pool2d(x, 2)"),
+        ("torch.ones(3, 1, 1)", "torch.zeros(3, 1, 1)"),
+    ],
+    ids=["a number in forward", "a buffer that no weights have"],
+)
+def test_a_model_whose_code_was_changed_does_not_go_on_with_what_another_began(
+    place: Place, tmp_path: Path, before: str, after: str
+) -> None:
+    text = (place[0] / "net.py").read_text()
+    text = text.replace(
+        "self.deep =",
+        "self.register_buffer('own', torch.ones(3, 1, 1), persistent=False)\n        self.deep =",
+    )
+    text = text.replace("return self.last(", "return self.own * self.last(")
+    (tmp_path / "net.py").write_text(text)
+    given = {"workload": str(tmp_path / "net.py"), "chunk": "20"}
+    first = inferred(place[0], tmp_path / "out.npy", **given)
+    assert inferred(place[0], tmp_path / "out.npy", **given) == first
+    (tmp_path / "net.py").write_text(text.replace(before, after))
+    with pytest.raises(BadInput, match=r"out\.npy: exists, and was begun with another model"):
+        inferred(place[0], tmp_path / "out.npy", **given)

@@ -245,6 +245,7 @@ def test_devices_that_share_the_whole_volume_are_exact_with_norms_over_space(
     [
         ({"mode": "guess"}, "exact or blend"),
         ({"dtype": "int8"}, "float64"),
+        ({"device": "tpu"}, "--device: 'tpu' (allowed: cpu"),
         ({"chunk": "4,x"}, "--chunk: '4,x'"),
         ({"chunk": "4,4,4"}, "2 with commas"),
         ({"devices": 2}, "--devices"),
@@ -252,8 +253,9 @@ def test_devices_that_share_the_whole_volume_are_exact_with_norms_over_space(
         ({"weights": "nowhere"}, "neither a run nor a file"),
         ({"input": "nowhere.npy"}, "cannot be read"),
         ({"patch": "8"}, "of --mode blend"),
+        ({"mask": "nowhere.npy"}, "nowhere.npy: cannot be read"),
         ({"mode": "blend", "patch": "8", "overlap": "5"}, "0 to half of the patch"),
-        ({"output": "out.png"}, ".npy, .zarr or .h5"),
+        ({"output": "out.png"}, ".npy, .zarr, .h5 or .precomputed"),
         ({"output": "out.h5", "workers": 2}, "written by one process"),
         ({"output": "/proc/out.npy"}, "cannot be written"),
     ],

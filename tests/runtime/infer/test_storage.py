@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,12 +13,12 @@ import pytest
 from planner.errors import BadInput
 from runtime.infer.storage import created, opened, written
 
-LIBRARIES = {".npy": "numpy", ".zarr": "zarr", ".h5": "h5py"}
+LIBRARIES = {".npy": "numpy", ".zarr": "zarr", ".h5": "h5py", ".precomputed": "numpy"}
 SHAPE, CHUNKS = (3, 10, 7, 9), (3, 4, 7, 4)
 
 
 @pytest.mark.parametrize("suffix", LIBRARIES)
-@pytest.mark.parametrize("dtype", ["float32", "int64", "uint8"])
+@pytest.mark.parametrize("dtype", ["float32", "int32", "uint8"])
 def test_boxes_come_back_as_they_were_written(tmp_path: Path, suffix: str, dtype: str) -> None:
     pytest.importorskip(LIBRARIES[suffix])
     numbers = np.random.default_rng(0).integers(0, 200, SHAPE).astype(dtype)
@@ -77,7 +79,7 @@ def test_a_volume_that_is_none_is_one_message(tmp_path: Path) -> None:
     for name in ("torn.npy", "text.txt", "missing.npy"):
         with pytest.raises(BadInput, match=name):
             opened(str(tmp_path / name))
-    with pytest.raises(BadInput, match=r"\.npy, \.zarr or \.h5"):
+    with pytest.raises(BadInput, match=r"\.npy, \.zarr, \.h5 or"):
         created(tmp_path / "out.png", (1,), np.dtype("f4"), (1,))
 
 
@@ -108,3 +110,43 @@ def test_an_archive_under_the_name_of_an_array_is_one_message(tmp_path: Path) ->
     (tmp_path / "x.npz").rename(tmp_path / "x.npy")
     with pytest.raises(BadInput, match=r"x\.npy"):
         opened(str(tmp_path / "x.npy"))
+
+
+def test_chunks_of_neuroglancer_have_x_first_and_those_without_a_file_are_zeros(tmp_path: Path) -> None:
+    path, numbers = tmp_path / "scan", np.arange(2 * 3 * 4 * 5, dtype="<u2").reshape(2, 3, 4, 5)
+    scale = {"key": "8_8_40", "size": [5, 4, 3], "chunk_sizes": [[3, 4, 3]], "encoding": "raw"}
+    info = {"data_type": "uint16", "num_channels": 2, "scales": [scale | {"voxel_offset": [100, 0, 7]}]}
+    (path / "8_8_40").mkdir(parents=True)
+    (path / "info").write_text(json.dumps(info))
+    packed = gzip.compress(numbers[..., :3].tobytes())
+    (path / "8_8_40" / "100-103_0-4_7-10.gz").write_bytes(packed)
+    volume, whole = opened(str(path)), ((0, 2), (0, 3), (0, 4), (0, 5))
+    assert np.array_equal(volume.read(whole)[..., :3], numbers[..., :3])
+    assert not volume.read(whole)[..., 3:].any()
+    (path / "8_8_40" / "103-105_0-4_7-10").write_bytes(numbers[..., 3:].tobytes())
+    assert np.array_equal(volume.read(((1, 2), (1, 3), (2, 4), (2, 5))), numbers[1:2, 1:3, 2:4, 2:5])
+    assert opened(f"{path}:8_8_40").shape == numbers.shape
+    with pytest.raises(BadInput, match=r"no scale '4_4_40' \(allowed: 8_8_40"):
+        opened(f"{path}:4_4_40")
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"encoding": "jpeg"}, "raw chunks"),
+        ({"sharding": {"@type": "x"}}, "raw chunks"),
+        ({"size": [5, 0, 3]}, "a scale without a key or a size"),
+        ({"size": [5, 4]}, "cannot be read"),
+        ({"key": "../../etc"}, "a scale without a key or a size"),
+    ],
+)
+def test_a_precomputed_volume_that_is_not_raw_or_says_nothing_right_is_one_message(
+    tmp_path: Path, changed: dict[str, object], said: str
+) -> None:
+    scale = {"key": "1", "size": [5, 4, 3], "chunk_sizes": [[3, 4, 3]], "encoding": "raw"} | changed
+    info = {"data_type": "uint8", "num_channels": 1, "scales": [scale]}
+    (tmp_path / "info").write_text(json.dumps(info))
+    with pytest.raises(BadInput, match=said):
+        opened(str(tmp_path))
+    with pytest.raises(BadInput, match="three axes of one of int8"):
+        created(tmp_path / "new.precomputed", (1, 4, 4, 4), np.dtype("f8"), (1, 4, 4, 4))

@@ -21,7 +21,7 @@ from planner.errors import BadInput
 from planner.spatial import Box, Reach, alignment
 from planner.workload import Workload
 from runtime.infer.sweep import SweepRunner, sweep
-from runtime.spatial import BoxRunner
+from runtime.spatial import BoxRunner, threads
 from tests.draws import covering
 
 SIZES = {1: (61,), 2: (37, 22), 3: (15, 13, 10)}
@@ -236,16 +236,22 @@ def test_few_rows_are_convolved_by_onednn_as_many_are() -> None:
     assert (made - module(x)[at(need.output)]).abs().max() <= 1e-6 * made.abs().max()
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_any_numbers_differ_by_rounding_alone(name: str) -> None:
+@pytest.mark.parametrize(("name", "d"), covering(product(NETWORKS, SIZES), kinds=lambda case: case))
+def test_in_fp64_any_numbers_give_the_bits_of_the_whole_volume_but_for_rows_that_are_mixed(
+    name: str, d: int
+) -> None:
     torch.manual_seed(0)
-    module = NETWORKS[name](2).double().eval()
-    x = torch.randn(1, 2, *SIZES[2], dtype=torch.float64)
+    module = NETWORKS[name](d).double().eval()
+    x = torch.randn(1, 2, *SIZES[d], dtype=torch.float64)
     _, reach, run = captured(module, tuple(x.shape))
-    expected = module(x).detach()
-    for box in boxes(reach.output_space, STEPS[2]):
-        need = reach.of(box)
-        assert torch.allclose(run(need, x[at(need.input)]), expected[at(box)], rtol=0, atol=1e-11)
+    near = 1e-15 if name == "interpolated" else 0.0  # which torch adds up in its own order
+    with threads(1):  # several may share a long sum
+        expected = module(x).detach()
+        one = [tuple((n // 2, n // 2 + 1) for n in reach.output_space)]  # a product of a matrix and a vector
+        for box in (*boxes(reach.output_space, STEPS[d]), *one):
+            need = reach.of(box)
+            part = run(need, x[at(need.input)])
+            assert (part - expected[at(box)]).abs().max() <= near * expected.abs().max()
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -264,7 +270,7 @@ def test_the_first_and_the_last_row_of_the_margin_are_needed_and_none_beyond(nam
         ((low, high),) = reach.of(box).input
         (gradient,) = torch.autograd.grad(expected[at(box)].square().sum(), x, retain_graph=True)
         rows = gradient.abs().sum((0, 1)).nonzero().flatten()
-        slack = 1 if name == "interpolated" else 0  # a weight of nothing
+        slack = 0
         assert low <= int(rows[0]) <= low + slack, box
         assert high - slack <= int(rows[-1]) + 1 <= high, box
 
@@ -275,7 +281,7 @@ def test_the_first_and_the_last_row_of_the_margin_are_needed_and_none_beyond(nam
 def test_the_alignment_is_the_least_common_multiple_of_strides(name: str, expected: int) -> None:
     _, reach, _ = captured(NETWORKS[name](1).double(), (1, 2, 193))
     assert alignment(reach) == (expected,)
-    first, again = (reach.of(((n, n + 12),)).input[0] for n in (48, 48 + expected))
+    first, again = (reach.of(((n, n + 12),)).input[0] for n in (24, 24 + expected))
     assert first[1] - first[0] == again[1] - again[0]
 
 
