@@ -137,6 +137,16 @@ def test_dropout_drops_the_same_whatever_the_group(
     assert apart(one, run(pool, dry, tmp_path / "dry", steps=3, compare_holders=False)) > 1e-3
 
 
+@pytest.mark.parametrize("lines", [HEADS, VOCABULARY], ids=["heads", "vocabulary"])
+def test_an_optimizer_that_groups_by_size_is_told_the_sizes_of_whole_weights(
+    lines: Mapping[str, str], pool: Pool, tmp_path: Path
+) -> None:
+    cut = plan_of(lines, (2,), workers=1, micros=2, arguments={"kind": "sized"})
+    have = run(pool, cut, tmp_path, steps=3, compare_holders=False)
+    found = distance(expected(cut, tmp_path, steps=3), have)
+    assert found.loss < 1e-10 and max(found.after.values()) < 1e-10
+
+
 def train(pool: Pool, plan: Plan, folder: Path, steps: int) -> dict[str, Tensor]:
     """The parameters of a run's last checkpoint, and their averages."""
     model = Model(plan, *captured_of(plan.model.workload, plan.model.arguments, plan.batch.micro))
