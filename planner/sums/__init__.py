@@ -6,7 +6,7 @@ the same names keep to; `fitted` has the rate of one that was measured. Start wi
 """
 
 from planner.sums.fit import fitted
-from planner.sums.lines import COLOUR_PIECES, SumLine, SumLoad, line_of
+from planner.sums.lines import COLOUR_BYTES, SumLine, SumLoad, line_of
 from planner.sums.names import (
     MOST_PARTS,
     SumKind,
@@ -21,7 +21,7 @@ from planner.sums.names import (
 from planner.sums.shapes import ColourTree, disjoint, inner_twice, strides
 
 __all__ = [
-    "COLOUR_PIECES",
+    "COLOUR_BYTES",
     "MOST_PARTS",
     "ColourTree",
     "SumKind",

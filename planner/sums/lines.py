@@ -6,10 +6,12 @@ that has most to carry, one way:
     ring        2 (p - 1) rounds of m / p
     rings K     2 (p - 1) rounds of m / (K p) on each ring; rings on one card share it
     direct      2 rounds, 2 (p - 1) messages of m / p
-    colours K   2 d + s - 1 turns of 2 rounds and 2 m / s bytes, with trees of depth d and s pieces of each part;
-                where a rank has children in j colours, j times the bytes
+    colours K   2 d turns of 2 rounds until the first piece of each part is back, with trees of depth d, and 2 m bytes
+                behind it; where a rank has children in j colours, j times the bytes
 
-Where several ranks of a node sum with other nodes, their card carries for all of them.
+Where several ranks of a node sum with other nodes, their card carries for all of them. Pieces of a tree are of one size,
+so what a piece takes by itself, however few bytes it has, is the same for each: part of the latency for the first, and
+part of the byte's time for those behind it. Only a part of less than a piece takes less than its line says.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import Final, NamedTuple
 from planner.sums.names import SumName
 from planner.sums.shapes import ColourTree, inner_twice, strides
 
-COLOUR_PIECES: Final = 16  # that follow each other through a tree
+COLOUR_BYTES: Final = 2**15  # of a piece of a part; pieces follow each other through a tree
 
 
 class SumLoad(NamedTuple):
@@ -52,8 +54,7 @@ def line_of(name: SumName, over: SumLoad) -> SumLine:
     """
     p, k = over.places, name.parts
     if name.kind == "colours":
-        turns = 2 * ColourTree(p, k, 0).depth + COLOUR_PIECES - 1
-        return SumLine(2 * turns, 2 * turns * inner_twice(p, k) * over.behind / COLOUR_PIECES)
+        return SumLine(4 * ColourTree(p, k, 0).depth, 2 * inner_twice(p, k) * over.behind)
     rounds = 2 if name.kind == "direct" else 2 * (p - 1)
     return SumLine(rounds, 2 * (p - 1) / (p * k) * _crossings(name, over))
 

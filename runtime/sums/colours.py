@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from planner.sums import COLOUR_PIECES, ColourTree
+from planner.sums import COLOUR_BYTES, ColourTree
 from runtime.world import Rail
 
-MOST = 2**22  # elements at a time; an eighth of as many is held for each child meanwhile
+MOST = 2**22  # elements at a time
 _UP, _DOWN = 0, 1  # tags
 
 
@@ -33,7 +33,7 @@ class _TreeSum:
     def __init__(self, part: Tensor, rail: Rail, tree: ColourTree) -> None:
         here = rail.rank()
         self._rail, self._parent, self._children = rail, tree.parent(here), tree.children(here)
-        self._pieces = torch.tensor_split(part, min(COLOUR_PIECES, part.numel()))
+        self._pieces = torch.split(part, max(1, COLOUR_BYTES // part.element_size()))
         self._lag = min(2 * tree.depth, len(self._pieces))  # turns until a piece may be back from the root
         self._up: list[dist.Work] = []
         self._back: list[dist.Work] = []

@@ -7,7 +7,7 @@ from math import isclose
 
 import pytest
 
-from planner.sums import COLOUR_PIECES, ColourTree, SumLoad, SumName, fitted, line_of, names_for, strides
+from planner.sums import ColourTree, SumLoad, SumName, fitted, line_of, names_for, strides
 
 
 def sent(name: SumName, places: int, size: float) -> Counter[tuple[int, int]]:
@@ -55,12 +55,11 @@ def test_the_rounds_of_a_sum_are_those_of_its_function() -> None:
 
 @pytest.mark.parametrize("places", [4, 8, 16])
 @pytest.mark.parametrize("parts", [2, 4])
-def test_trees_cost_the_turns_of_their_pieces(places: int, parts: int) -> None:
-    """The formula (2 d + s - 1) (2 latency + 2 m byte_s / s)."""
-    name, size, latency_s, byte_s = SumName("colours", parts), 10**6, 1e-3, 1e-8
-    depth = ColourTree(places, parts, 0).depth
-    want = (2 * depth + COLOUR_PIECES - 1) * (2 * latency_s + 2 * size * byte_s / COLOUR_PIECES)
-    assert isclose(line_of(name, SumLoad(places)).seconds(size, latency_s, byte_s), want)
+def test_trees_cost_the_way_of_their_first_piece_and_the_bytes_behind_it(places: int, parts: int) -> None:
+    """The formula 2 d * 2 latency + 2 m byte_s."""
+    size, latency_s, byte_s = 10**6, 1e-3, 1e-8
+    want = 2 * ColourTree(places, parts, 0).depth * 2 * latency_s + 2 * size * byte_s
+    assert isclose(line_of(SumName("colours", parts), SumLoad(places)).seconds(size, latency_s, byte_s), want)
 
 
 def test_ranks_with_children_in_several_colours_carry_for_all_of_them() -> None:
