@@ -257,11 +257,11 @@ class Owned(NamedTuple):
 
 
 def owned(graph: ModelGraph, kept: Mapping[str, int]) -> tuple[Owned, ...]:
-    """Returns the trained parameters that layers use, in the order in which they are dealt out.
+    """Returns the trained parameters that layers use, in the order in which they are dealt out: of their first layers.
 
     Args: `kept` has the kept entries of pruned parameters.
     """
-    return tuple(
+    rows = [
         Owned(
             tuple(sorted({graph.index[name] for name in row.users})),
             kept.get(row.name, prod(row.shape)),
@@ -269,7 +269,8 @@ def owned(graph: ModelGraph, kept: Mapping[str, int]) -> tuple[Owned, ...]:
         )
         for row in graph.trained
         if row.users
-    )
+    ]
+    return tuple(sorted(rows, key=lambda row: row.users[0]))
 
 
 def largest_of(graph: ModelGraph, sizes: Mapping[str, int]) -> IntArray:

@@ -20,7 +20,7 @@ from planner.plan.cuts import refused_cuts
 from planner.plan.kept_weights import refused_weights
 from planner.plan.plan import Axes, Place, Plan, StagePlan
 from planner.plan.sharding import refused_shards, refused_sums, shard_of, shared_by_element
-from planner.schedule import Kind, Schedule, parse_orders
+from planner.schedule import Kind, Schedule, parse_orders, updates_at_use
 
 UNSEEN = 0.01  # of a step: shorter reading needs no process of its own
 
@@ -192,6 +192,7 @@ def refused(plan: Plan, graph: ModelGraph, joint: str = "", whole: str = "") -> 
     yield from refused_cuts(plan, graph, whole or joint)
     yield from refused_weights(plan, graph)
     yield from refused_sums(plan)
+    yield from _refused_at_use(plan, graph)
     if plan.batch.shares and graph.synchronised:
         message = f"'{graph.synchronised[0]}' has a SyncBatchNorm, whose replicas need equal shares"
         yield Violation(rule="batch", where="batch.shares", message=message)
@@ -209,6 +210,23 @@ def refused(plan: Plan, graph: ModelGraph, joint: str = "", whole: str = "") -> 
         shard=any(shard_of(plan, stage) is not None for stage in range(len(plan.stages))),
         joint=joint,
     )
+
+
+def _refused_at_use(plan: Plan, graph: ModelGraph) -> Iterator[Violation]:
+    """Yields what needs all gradients before the first update, where a plan updates a stage when it is first used."""
+    if not updates_at_use(schedule_of(plan)):
+        return
+    shared = any(shard_of(plan, stage) is not None for stage in range(len(plan.stages)))
+    reasons = {
+        "update: barrier, which waits for every gradient": plan.schedule.update == "barrier",
+        "fp16: its scaler leaves a step out when any gradient overflowed": plan.precision == "fp16",
+        "a loss of (sum, count): its mean is known when every micro-batch is counted": graph.loss_kind
+        == "sum_count",
+        "what replicas share: updates are handed round on the link that the sums are on": shared,
+    }
+    for reason in (reason for reason, met in reasons.items() if met):
+        message = f"updates at use cannot be had with {reason}; plan with update: barrier"
+        yield Violation(rule="update", where="schedule.settings", message=message)
 
 
 def grids_of(stage: StagePlan) -> tuple[tuple[int, ...], ...]:

@@ -152,8 +152,8 @@ def refused_shards(plan: Plan, graph: ModelGraph, whole: str = "") -> Iterator[V
                 yield Violation(rule="shard", where=where, message=message)
     if whole and shared_by_element(plan):
         message = (
-            "updates parameters as wholes, or otherwise by their sizes, so that no rank can update a part of one: an "
-            "element-wise optimizer such as AdamW with groups by name or by dims, or what: state"
+            "updates parameters as wholes, or reads them when it is made, so that no rank can update a part of one: an "
+            "element-wise optimizer such as AdamW, or what: state"
         )
         yield Violation(rule="optimizer", where=whole, message=message)
     yield from _apart(plan, graph)

@@ -15,7 +15,15 @@ from planner.workload.model_folder import (
     WEIGHTS,
     ModelFolder,
 )
-from planner.workload.optimizers import check_optimizer, joint_optimizer, of_nothing, whole_optimizer
+from planner.workload.optimizers import (
+    check_optimizer,
+    joint_optimizer,
+    of_nothing,
+    shrunk,
+    whole_optimizer,
+    with_parts,
+    without_numbers,
+)
 from planner.workload.served import SOCKET, flat
 from planner.workload.user_file import MODELS, is_users, outside, parse_settings, where_raised
 from planner.workload.workload import Workload, arguments_of, evaluable, load
@@ -42,6 +50,9 @@ __all__ = [
     "of_nothing",
     "outside",
     "parse_settings",
+    "shrunk",
     "where_raised",
     "whole_optimizer",
+    "with_parts",
+    "without_numbers",
 ]

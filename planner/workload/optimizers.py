@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from planner.errors import BadInput
 from planner.model import ModelGraph, Parameter
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from planner.workload.workload import Workload
 
+Take = Callable[["Tensor"], "Tensor"]  # some entries of a tensor
 MOST = 12  # stand-ins
 WIDEST = 4  # of each dimension
+# of some stand-ins: there are optimizers that treat matrices of 128 rows and columns or more otherwise
+LARGE, MOST_LARGE = 2**16, 4
 SCALES = (1.0,) * 5 + (100.0, 0.01, 1.0)  # of the gradients, step by step
 TOLERANCE = 1e-3  # of the way that parameters go: less is rounding
 
@@ -60,7 +65,7 @@ def joint_optimizer(workload: Workload, graph: ModelGraph) -> str:
     elements. One that cannot step with them is not judged.
     Args: `graph` has the model's parameters.
     """
-    rows = _chosen([row for row in graph.parameters if row.trainable])
+    rows = [_small(row) for row in _chosen([row for row in graph.parameters if row.trainable])]
     if len(rows) < 2:
         return ""
     try:
@@ -78,12 +83,19 @@ def whole_optimizer(workload: Workload, graph: ModelGraph) -> str:
     """Returns the name of the user's optimizer where it needs whole parameters; "" where it updates by element.
 
     It updates stand-ins whole, and in two parts: of one row, with as many dims. One that factors its state over rows
-    and columns, or scales by the norm of a parameter, makes something else of parts.
+    and columns, or scales by the norm of a parameter, makes something else of parts. It is made for whole parameters
+    each time, as `with_parts` has it, and finds no numbers in them.
     Args: `graph` has the model's parameters.
     """
-    rows = [
-        row for row in _chosen([row for row in graph.parameters if row.trainable]) if math.prod(row.shape) > 1
-    ]
+    every = [_told_apart(row) for row in graph.parameters if row.trainable and math.prod(row.shape) > 1]
+    few = [_small(row) for row in _chosen(every)]
+    kinds = {(shrunk(row.shape, LARGE), row.dtype): row for row in every}
+    large = [replace(row, shape=shape) for (shape, _), row in kinds.items() if max(shape) > WIDEST]
+    largest = sorted(large, key=lambda row: -math.prod(row.shape))[:MOST_LARGE]
+    return _needs_whole(workload, few) or _needs_whole(workload, largest)
+
+
+def _needs_whole(workload: Workload, rows: Sequence[Parameter]) -> str:
     if not rows:
         return ""
     try:
@@ -99,6 +111,58 @@ def whole_optimizer(workload: Workload, graph: ModelGraph) -> str:
         if _apart(_drawn(row, 0).reshape(-1), whole[row.name].reshape(-1), joined):
             return name
     return ""
+
+
+def with_parts(optimizer: torch.optim.Optimizer, parts: Mapping[int, tuple[Tensor, Take]]) -> None:
+    """Has an optimizer that was made for whole parameters update some of their entries.
+
+    So groups by name, dims or size are those of whole parameters. State that it has already goes along.
+    Args: `parts` by the `id` of a parameter has the tensor that takes its place, and what takes that tensor's entries
+        out of one as large as the parameter.
+    """
+    from torch import Tensor
+
+    for group in optimizer.param_groups:
+        group["params"][:] = [parts[id(p)][0] if id(p) in parts else p for p in group["params"]]
+    for whole in [each for each in optimizer.state if id(each) in parts]:
+        part, take = parts[id(whole)]
+        optimizer.state[part] = {
+            key: take(value) if isinstance(value, Tensor) and value.shape == whole.shape else value
+            for key, value in optimizer.state.pop(whole).items()
+        }
+
+
+def without_numbers(shape: Sequence[int], like: Tensor) -> torch.nn.Parameter:
+    """Returns a parameter of a shape that takes no memory, for which an optimizer can be made; its numbers are NaN.
+
+    Args: `like` has its type and device.
+    """
+    import torch
+
+    nothing = torch.full((), torch.nan, dtype=like.dtype, device=like.device)
+    return torch.nn.Parameter(nothing.expand(tuple(shape)), requires_grad=like.requires_grad)
+
+
+def shrunk(shape: Sequence[int], most: int) -> tuple[int, ...]:
+    """Returns a shape of at most so many elements: the largest dims are halved.
+
+    >>> shrunk((768, 3072), 2**16), shrunk((64, 16, 3, 3), 64), shrunk((8,), 64)
+    ((192, 192), (2, 2, 3, 3), (8,))
+    """
+    found = list(shape)
+    while math.prod(found) > most:
+        largest = found.index(max(found))
+        found[largest] = -(-found[largest] // 2)
+    return tuple(found)
+
+
+def _small(row: Parameter) -> Parameter:
+    return replace(row, shape=tuple(min(size, WIDEST) for size in row.shape))
+
+
+def _told_apart(row: Parameter) -> Parameter:
+    """Returns a parameter in fp32 where it has half of that: updates of few bits round by the place in a tensor."""
+    return replace(row, dtype="float32") if row.dtype in ("bfloat16", "float16") else row
 
 
 def _joined(first: Tensor, rest: Tensor) -> Tensor:
@@ -128,26 +192,29 @@ def _chosen(rows: Sequence[Parameter]) -> list[Parameter]:
 
 
 def _trained(
-    workload: Workload, rows: Sequence[Parameter], part: Callable[[Tensor], Tensor] = lambda tensor: tensor
+    workload: Workload, rows: Sequence[Parameter], part: Take | None = None
 ) -> tuple[str, dict[str, Tensor]]:
     """Returns the name of the optimizer, and what a few steps of it make of stand-ins that it is given together.
 
-    Args: `part` is applied to stand-ins and their gradients first.
+    Args: with `part` it updates that part of each.
     """
     from torch.nn import Parameter as Trained
 
-    named = [(row.name, Trained(part(_drawn(row, 0)))) for row in rows]
+    take = part or (lambda tensor: tensor)
+    held = {row.name: Trained(take(_drawn(row, 0))) for row in rows}
+    named = [(x.name, without_numbers(x.shape, held[x.name]) if part else held[x.name]) for x in rows]
     try:
         optimizer = workload.optimizer(iter(named))
     except BadInput as failure:
         if not of_nothing(failure):
             raise
-        return "", {name: parameter.detach() for name, parameter in named}
+        return "", {name: parameter.detach() for name, parameter in held.items()}
+    with_parts(optimizer, {id(whole): (held[name], take) for name, whole in named} if part else {})
     for step, scale in enumerate(SCALES, 1):
-        for row, (_, parameter) in zip(rows, named, strict=True):
-            parameter.grad = part(scale * (_drawn(row, 1) + 0.1 * _drawn(row, step + 1)))
+        for row in rows:
+            held[row.name].grad = take(scale * (_drawn(row, 1) + 0.1 * _drawn(row, step + 1)))
         optimizer.step()
-    return type(optimizer).__name__, {name: parameter.detach() for name, parameter in named}
+    return type(optimizer).__name__, {name: parameter.detach() for name, parameter in held.items()}
 
 
 def _drawn(row: Parameter, number: int) -> Tensor:
@@ -155,8 +222,7 @@ def _drawn(row: Parameter, number: int) -> Tensor:
     import torch
 
     seed = torch.Generator().manual_seed(zlib.crc32(f"{row.name}/{number}".encode()))
-    shape = [min(size, WIDEST) for size in row.shape]
-    return torch.randn(shape, generator=seed, dtype=torch.float64).to(getattr(torch, row.dtype))
+    return torch.randn(row.shape, generator=seed, dtype=torch.float64).to(getattr(torch, row.dtype))
 
 
 def _apart(start: Tensor, together: Tensor, alone: Tensor) -> bool:

@@ -20,7 +20,9 @@ from planner.errors import BadPlan
 from planner.kept import MOVED_ENTRIES, Masks
 from planner.model import ModelGraph
 from planner.plan import Plan, halved_weights, kept_of
+from planner.workload import without_numbers
 from runtime.kept.entries import expanded
+from runtime.layout import TensorParts
 from runtime.stage import on_gradient
 from runtime.update import Bucket, Flat, OwnPart
 
@@ -58,7 +60,7 @@ class KeptFlat(Flat):
         self._made_for: dict[str, Tensor] = {}  # by pruned parameter, for whom optimizers are made
         for name, dense in self.dense.items():
             if name in self.indices:
-                self._made_for[name] = _in_fp32(dense) if name in halved else dense
+                self._made_for[name] = without_numbers(dense.shape, leaves[name]) if name in halved else dense
             held = torch.bfloat16 if name in halved else dense.dtype
             dense.data = torch.zeros_like(dense.data, dtype=held, memory_format=torch.contiguous_format)
             dense.grad = None
@@ -68,10 +70,7 @@ class KeptFlat(Flat):
     def _leaf(self, name: str) -> nn.Parameter:
         """Returns the kept entries of a parameter as one of as many dims, since optimizers tell them apart by dims."""
         dense = self.dense[name].detach()
-        if name not in self.indices:
-            return nn.Parameter(dense)
-        entries = dense.reshape(-1).index_select(0, self.indices[name])
-        return nn.Parameter(entries.view(*[1] * (dense.ndim - 1), -1))
+        return nn.Parameter(self._entries(name, dense) if name in self.indices else dense)
 
     @torch.no_grad()
     def _gather(self, name: str, dense: Tensor) -> None:
@@ -128,11 +127,16 @@ class KeptFlat(Flat):
     def pieces(self) -> Sequence[OwnPart]:
         """Returns what this rank updates, and the parameters that the user's optimizer is made for."""
         return [
-            piece._replace(whole=self._made_for[piece.name], entries=self.indices[piece.name])
+            piece._replace(whole=self._made_for[piece.name], take=partial(self._entries, piece.name))
             if piece.name in self.indices
             else piece
             for piece in super().pieces()
         ]
+
+    def _entries(self, name: str, every: Tensor) -> Tensor:
+        """Returns the kept entries of a tensor as large as a parameter, as many dims as it has."""
+        index = self.indices[name].to(every.device)
+        return every.reshape(-1).index_select(0, index).view(*[1] * (every.ndim - 1), -1)
 
     def kept(self) -> Sequence[Tensor]:
         """Returns the buffers of kept entries, of their gradients, and of their indices."""
@@ -154,18 +158,13 @@ class _Part(NamedTuple):
         return bucket[self.start + self.low : self.start + self.high]
 
 
-def _in_fp32(dense: Tensor) -> nn.Parameter:
-    """Returns a parameter of the same shape that takes no memory, for which an optimizer can be made."""
-    nothing = torch.zeros((), dtype=torch.float32, device=dense.device)
-    return nn.Parameter(nothing.expand(dense.shape), requires_grad=dense.requires_grad)
-
-
 def flat_maker(
-    plan: Plan, graph: ModelGraph, masks: Masks | None, *, pretend: bool
-) -> type[Flat] | partial[KeptFlat]:
+    plan: Plan, graph: ModelGraph, masks: Masks | None, parts: TensorParts | None, *, pretend: bool
+) -> partial[Flat] | partial[KeptFlat]:
     """Returns what makes a bucket of a plan that is not shared by element.
 
-    Args: `masks` are those of the run; without any, `pretend` makes some up, so that a rank can be tried alone.
+    Args: `masks` are those of the run; without any, `pretend` makes some up, so that a rank can be tried alone;
+        `parts` tells which parameters are cut over a group.
     Raises: BadPlan where the plan keeps entries and there are no masks, or others than it is for.
     """
     counts = kept_of(plan, graph)
@@ -175,7 +174,7 @@ def flat_maker(
     halved = halved_weights(graph) if plan.weights == "bf16" else frozenset()
     pruned = masks is not None and masks.indices
     if not pruned and not halved:
-        return Flat
+        return partial(Flat, parts=parts)
     return partial(KeptFlat, masks=masks if pruned and masks is not None else Masks({}, {}), halved=halved)
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from planner.errors import BadInput
 from planner.model import ModelGraph, Parameter
+from planner.workload import shrunk
 from runtime.update import Make, OwnPart, made
 
 NUMBERS, MANY = 64, 2**16
@@ -80,24 +81,11 @@ def _stand_ins(rows: Sequence[Parameter]) -> list[_StandIn]:
     """Returns one stand-in of each parameter; the first of a shape has many numbers."""
     found, many = [], set[tuple[tuple[int, ...], str]]()
     for row in rows:
-        kind = _cut(row.shape, MANY), row.dtype
+        kind = shrunk(row.shape, MANY), row.dtype
         large = kind not in many and len(many) < MOST
         many |= {kind} if large else set()
         found.append(_StandIn.of(row, MANY if large else NUMBERS))
     return found
-
-
-def _cut(shape: Sequence[int], most: int) -> tuple[int, ...]:
-    """Returns a shape of at most so many elements: the largest dims are halved.
-
-    >>> _cut((768, 3072), 2**16), _cut((64, 16, 3, 3), 64), _cut((8,), 64)
-    ((192, 192), (2, 2, 3, 3), (8,))
-    """
-    found = list(shape)
-    while prod(found) > most:
-        largest = found.index(max(found))
-        found[largest] = -(-found[largest] // 2)
-    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -111,7 +99,7 @@ class _StandIn:
 
     @classmethod
     def of(cls, row: Parameter, most: int) -> _StandIn:
-        shape, draw = _cut(row.shape, most), torch.Generator().manual_seed(zlib.crc32(row.name.encode()))
+        shape, draw = shrunk(row.shape, most), torch.Generator().manual_seed(zlib.crc32(row.name.encode()))
         dtype = getattr(torch, row.dtype)
         stays = torch.rand(prod(shape), generator=draw) < 1 / 3
         stays[0], stays[-1] = True, False
@@ -125,7 +113,7 @@ class _StandIn:
         if not compressed:
             return OwnPart(self.name, 0, whole.numel(), whole)
         return OwnPart(
-            self.name, 0, len(self.index), nn.Parameter(self._entries(self.start)), whole, self.index
+            self.name, 0, len(self.index), nn.Parameter(self._entries(self.start)), whole, self._entries
         )
 
     def gradient(self, step: int, compressed: bool) -> Tensor:

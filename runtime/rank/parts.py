@@ -82,7 +82,7 @@ class RankParts:
         check_supported(plan, captured)
         self.plan, self.captured, self.world, self.options = plan, in_order_of(plan, captured), world, options
         self.graph = self.captured.graph
-        updates.check(plan, self.graph, options.clip_norm, options.clip_by)
+        updates.check(plan, options.clip_norm, options.clip_by)
         self.stage_of = stages_of_layers(plan, self.graph)
         self.mesh = RankMesh.of(plan)
         self.edges = [i for i in range(1, len(self.stage_of)) if self.stage_of[i] != self.stage_of[i - 1]]
@@ -149,9 +149,7 @@ class RankParts:
         )
 
     def _rows(self, module: StageModule) -> list[str]:
-        """Returns the names of a stage's tensors in a checkpoint. Constants of the graph come with the
-        capture.
-        """
+        """Returns the names of a stage's tensors in a checkpoint; constants of the graph come with the capture."""
         names = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
         return [name for name in names if name in self.graph.parameter or name in self.graph.buffer]
 
@@ -160,7 +158,8 @@ class RankParts:
 
         All ranks call this at one time; `load` returns the parts of parameters that ranks share.
         """
-        whole = flat_maker(self.plan, self.graph, self.options.masks, pretend=self.options.made_up)
+        cut = self.sharing if isinstance(self.sharing, TensorParts) else None
+        whole = flat_maker(self.plan, self.graph, self.options.masks, cut, pretend=self.options.made_up)
         mine = flats_of(self.buckets, self.parameters, self.held, self.world, load.region, whole)
         self.units = RankUnits([flat for flat in mine if isinstance(flat, SharedFlat)])
         return mine

@@ -87,7 +87,7 @@ def prepare(
     """
     model = replace(model, workload=keeping(model.workload, job.samples))
     check_supported(model.plan, model.captured)
-    updates.check(model.plan, model.captured.graph, job.limit, job.clip_by)
+    updates.check(model.plan, job.limit, job.clip_by)
     if job.eval_every and "valid_dataset" not in model.workload.functions:
         raise BadInput(
             "eval_every needs a dataset to evaluate", where=model.workload.where, allowed="valid_dataset()"

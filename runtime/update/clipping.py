@@ -24,14 +24,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from planner.errors import BadPlan
-from planner.model import ModelGraph
-from planner.plan import Plan, schedule_of, shard_of
+from planner.plan import Plan, schedule_of
 from planner.schedule import overlap_of, updates_at_use
 from planner.simulate import SQUARE_BYTES, SQUARED_ELEMENTS
 from runtime.execute import NotFinite
 from runtime.update.flats import AnyFlat, Bucket
 
-WAY_OUT = "plan with update: barrier"
 ClipBy = Literal["step", "previous"]  # whose norm
 EPSILON = 1e-6  # as in torch's clip_grad_norm_
 
@@ -132,8 +130,8 @@ class PreviousNorm:
         self._norm = norm
 
 
-def check(plan: Plan, graph: ModelGraph, clip_norm: float | None, clip_by: ClipBy = "step") -> None:
-    """Raises BadPlan where a plan updates at use and something needs all gradients before the first update.
+def check(plan: Plan, clip_norm: float | None, clip_by: ClipBy = "step") -> None:
+    """Raises BadPlan where a plan updates at use and clips by the norm of the step's own gradients.
 
     It also refuses fp16 that is clipped by the previous norm.
     Args: `clip_norm` is the longest norm allowed, or None; `clip_by` tells whose norm it is.
@@ -143,31 +141,11 @@ def check(plan: Plan, graph: ModelGraph, clip_norm: float | None, clip_by: ClipB
             "fp16 is clipped by its step's own norm, which its scaler looks at anyway: use clip_by: step"
         )
     overlap_of(dict(plan.schedule.settings), "schedule.settings")
-    if not updates_at_use(schedule_of(plan)):
-        return
-    for wrong, reason in _reasons(plan, graph, clip_norm is not None and clip_by == "step"):
-        if wrong:
-            raise BadPlan(f"updates at use cannot be had with {reason}; {WAY_OUT}")
-
-
-def _reasons(plan: Plan, graph: ModelGraph, clipped: bool) -> list[tuple[bool, str]]:
-    return [
-        (plan.schedule.update == "barrier", "update: barrier, which waits for every gradient"),
-        (
-            clipped,
-            "clipping: the global norm is known when every gradient is in (or clip by that of the step before: "
-            "clip_by: previous)",
-        ),
-        (plan.precision == "fp16", "fp16: its scaler leaves a step out when any gradient overflowed"),
-        (
-            graph.loss_kind == "sum_count",
-            "a loss of (sum, count): its mean is known when every micro-batch is counted",
-        ),
-        (
-            any(shard_of(plan, stage) for stage in range(len(plan.stages))),
-            "a sharded optimizer: updates are handed round on the link that the sums are on",
-        ),
-    ]
+    if clip_norm is not None and clip_by == "step" and updates_at_use(schedule_of(plan)):
+        raise BadPlan(
+            "updates at use cannot be had with clipping: the global norm is known when every gradient is in; plan with "
+            "update: barrier, or clip by that of the step before: clip_by: previous"
+        )
 
 
 class Averages:

@@ -7,8 +7,9 @@ is one flat buffer whose views are the parameters' `.grad`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple, Protocol
 
 import torch
@@ -16,7 +17,8 @@ from torch import Tensor
 
 from planner.model import ModelGraph
 from planner.plan import BY_ELEMENT, owners
-from runtime.layout import Places
+from planner.workload import without_numbers
+from runtime.layout import Places, TensorParts
 from runtime.world import RankMesh
 
 Node = tuple[int, int]  # pipe, stage
@@ -65,10 +67,12 @@ def buckets_of(
 
     Args: `stage_of` has the stage of each layer; `trained` names the parameters that a training changes; `parts` has
         the ranks of a group that hold the same part of each parameter that is cut.
-    Returns: one bucket for each set of stages and type, and for each part of what is cut.
+    Returns: one bucket for each set of stages and type, and for each part of what is cut; names are in the order of
+        the first layers that use them, in which the optimizer's state is dealt out.
     """
     found: dict[tuple[tuple[int, ...], str, Places], list[str]] = {}
-    for parameter in graph.parameters:
+    first = {row.name: min((graph.index[user] for user in row.users), default=0) for row in graph.parameters}
+    for parameter in sorted(graph.parameters, key=lambda row: first[row.name]):
         if parameter.name in trained:
             stages = tuple(sorted({stage_of[graph.index[user]] for user in parameter.users}))
             key = stages, parameter.dtype, (parts or {}).get(parameter.name, ())
@@ -108,8 +112,8 @@ class OwnPart(NamedTuple):
     stop: int
     tensor: Tensor
     whole: Tensor | None = None  # that the user's optimizer is made for, where `tensor` then takes its place
-    # the indices of the entries of `whole`, laid flat, that `tensor` has, if those are not `start` to `stop`
-    entries: Tensor | None = None
+    # returns the entries of `tensor` from one as large as `whole`, if those are not `start` to `stop`
+    take: Callable[[Tensor], Tensor] | None = None
 
 
 class AnyFlat(Protocol):
@@ -148,13 +152,16 @@ class Flat:
         parameters: Mapping[str, Tensor],
         nodes: Iterable[Node],
         rank: int | None = None,
+        *,
+        parts: TensorParts | None = None,
     ) -> None:
         """Moves the parameters of a bucket into one buffer; they stay views of it, and so do their gradients.
 
         Args: `parameters` by name have at least those of the bucket; `nodes` are the (pipe, stage) on this
-            rank that hold them; `rank` is the bucket's first where it is not given.
+            rank that hold them; `rank` is the bucket's first where it is not given; `parts` tells of which
+            parameters this rank has a part.
         """
-        self.bucket, self.nodes = bucket, frozenset(nodes)
+        self.bucket, self.nodes, self._parts_of = bucket, frozenset(nodes), parts
         self.parameters = {name: parameters[name] for name in bucket.names}
         owned = list(self.parameters.values())
         total = sum(p.numel() for p in owned)
@@ -174,9 +181,17 @@ class Flat:
         self.share = share_of(self, bucket.ranks[0] if rank is None else rank, bucket.shared == "state")
 
     def pieces(self) -> Sequence[OwnPart]:
-        """Returns the parameters that this rank updates."""
-        own = ((name, self.parameters[name]) for name in self.share.names)
-        return [OwnPart(name, 0, parameter.numel(), parameter) for name, parameter in own]
+        """Returns the parameters that this rank updates, or its parts of them."""
+        held = ((name, self.parameters[name]) for name in self.share.names)
+        own = [OwnPart(name, 0, parameter.numel(), parameter) for name, parameter in held]
+        cut = self._parts_of.cut if self._parts_of is not None else {}
+        return [self._of_whole(piece) if piece.name in cut else piece for piece in own]
+
+    def _of_whole(self, piece: OwnPart) -> OwnPart:
+        """Returns a part of a parameter that is cut over a group, with what its optimizer is made for."""
+        assert self._parts_of is not None
+        whole = without_numbers(self._parts_of.cut[piece.name].shape, piece.tensor)
+        return piece._replace(whole=whole, take=partial(self._parts_of.own, piece.name))
 
     def counted(self, rank: int) -> Iterable[tuple[str, Tensor]]:
         """Returns the gradients that a rank counts: all on the first holder, or those that it updates alone.

@@ -12,13 +12,14 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from planner.errors import BadInput
-from planner.workload import of_nothing
+from planner.workload import of_nothing, with_parts
 from runtime.execute import NotFinite
 from runtime.stage import Scaler
 from runtime.update.clipping import Averages, PreviousNorm, Squares, too_long_by
@@ -217,26 +218,27 @@ def made(make: Make, pieces: Sequence[OwnPart]) -> torch.optim.Optimizer | None:
         if not of_nothing(failure):
             raise
         return None
-    in_place_of = {id(piece.whole): piece for piece in pieces if piece.whole is not None}
-    for group in optimizer.param_groups if in_place_of else ():
-        group["params"][:] = [
-            in_place_of[id(p)].tensor if id(p) in in_place_of else p for p in group["params"]
-        ]
-    for whole in [each for each in optimizer.state if id(each) in in_place_of]:
-        piece, state = in_place_of[id(whole)], optimizer.state.pop(whole)
-        optimizer.state[piece.tensor] = {key: _entries(piece, value) for key, value in state.items()}
+    with_parts(
+        optimizer, {id(x.whole): (x.tensor, partial(_taken, x)) for x in pieces if x.whole is not None}
+    )
     return optimizer
 
 
-def _entries(piece: OwnPart, value: object) -> object:
-    """Returns the entries here of a state that has its parameter's shape, and any other as it is."""
-    assert piece.whole is not None
-    if not isinstance(value, Tensor) or value.shape != piece.whole.shape:
-        return value
-    every = value.reshape(-1)
-    if piece.entries is None:
-        return every[piece.start : piece.stop].clone().view(piece.tensor.shape)
-    return every.index_select(0, piece.entries.to(value.device)).view(piece.tensor.shape)
+def _taken(piece: OwnPart, every: Tensor) -> Tensor:
+    """Returns the entries here of a tensor as large as the parameter that an optimizer was made for.
+
+    Raises: BadInput where the optimizer has them from the parameter, whose numbers it must not read yet.
+    """
+    if piece.take is None:
+        found = every.reshape(-1)[piece.start : piece.stop].clone().view(piece.tensor.shape)
+    else:
+        found = piece.take(every)
+    if found.is_floating_point() and found.isnan().any():
+        raise BadInput(
+            f"the optimizer keeps numbers of '{piece.name}' when it is made, and no rank has that whole then",
+            allowed="an optimizer that reads parameters in step() alone, or ranks that share none of them",
+        )
+    return found
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 
 from planner.errors import BadInput, BadPlan
 from planner.schedule import FAMILIES, Overlap
+from planner.verify import violations
 from runtime import checkpoint as checkpoints
 from runtime.checkpoint import integrity
 from runtime.train import Model, job_of, prepare
@@ -124,7 +126,8 @@ def test_a_resumed_run_remembers_the_norm_of_the_step_before(pool: Pool, tmp_pat
         ({}, {}, {"clip_norm": 1.0}, "clipping: the global norm"),
         ({"precision": "fp16"}, {}, {}, "fp16: its scaler"),
         ({}, {"counted": "true"}, {}, "a loss of \\(sum, count\\)"),
-        ({"shard": True, "data": 2}, {}, {}, "a sharded optimizer"),
+        ({"shard": True, "data": 2}, {}, {}, "what replicas share"),
+        ({"sharing": "parameters", "data": 2}, {}, {}, "what replicas share"),
     ],
 )
 def test_what_needs_every_gradient_is_refused_with_the_reason(
@@ -140,8 +143,11 @@ def test_what_needs_every_gradient_is_refused_with_the_reason(
         **{"update": "rolling", "overlap": AT_USE, "workers": 1, **shape},
     )
     model = Model(plan, *captured_of(plan.model.workload, plan.model.arguments, plan.batch.micro))
-    with pytest.raises(BadPlan, match=f"updates at use cannot be had with {reason}"):
+    said = f"updates at use cannot be had with {reason}"
+    with pytest.raises(BadPlan, match=said):
         prepare(model, tmp_path, job_of(plan, 2, settings))
+    found = [str(each) for each in violations(plan, graph=model.captured.graph) if each.rule == "update"]
+    assert bool(settings) or re.search(said, *found)  # of clipping no plan tells
 
 
 def test_a_second_stream_on_one_device_is_refused_not_pretended(tmp_path: Path) -> None:

@@ -377,7 +377,8 @@ def _most_elements(profile: Profile, layers: Sequence[str], share: int) -> int:
     """Of one holder, where parameters are dealt out whole; what an earlier stage holds too counts whole."""
     alone: dict[str, int] = {}
     earlier = 0
-    for row in profile.graph.trained:
+    position = profile.graph.index
+    for row in sorted(profile.graph.trained, key=lambda row: min(position[user] for user in row.users)):
         if set(row.users) & set(layers):
             size = profile.kept.counts.get(row.name, prod(row.shape))
             if set(row.users) <= set(layers):

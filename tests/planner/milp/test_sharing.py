@@ -84,6 +84,13 @@ def test_a_model_that_fits_only_in_parts_is_planned_in_parts() -> None:
         planned(int(1.6 * state), DATA, costs(by_element=False))
 
 
+@pytest.mark.parametrize("shard", ["gradients", "parameters"])
+def test_a_plan_is_refused_by_the_name_of_an_optimizer_that_needs_whole_parameters(shard: str) -> None:
+    plan, known = planned(2**30, DATA | {"shard": shard}), costs(by_element=False)
+    (found,) = violations(plan, profile=known, cluster=machines(2**30))
+    assert found.rule == "optimizer" and found.where == known.optimizer.name
+
+
 def test_a_free_answer_is_no_slower_than_any_sharing_that_may_be_asked_for() -> None:
     state = 8 * 8 * MIB
     free = planned(5 * state, {})

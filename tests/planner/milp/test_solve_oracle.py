@@ -138,6 +138,12 @@ def test_what_once_was_proved_falsely_is_not_again(seed: int) -> None:
     assert differences(case(seed), answer(case(seed))) == []
 
 
+def test_state_is_dealt_out_in_the_order_of_the_plan() -> None:
+    """In another order of the layers the busiest holder was taken for busier, and the best plan for one that lacks memory."""
+    given = shared(500141)
+    assert differences(given, answer(given)) == []
+
+
 def test_a_stage_that_fits_only_where_some_of_its_layers_are_recomputed_is_found() -> None:
     """Recomputing none of them lacks memory, and so does recomputing all."""
     assert differences(case(910072), answer(case(910072))) == []

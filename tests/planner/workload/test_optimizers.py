@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from planner.model import Parameter
-from planner.workload import check_optimizer, load
+from planner.model import ModelGraph, Parameter
+from planner.workload import check_optimizer, load, whole_optimizer
 from planner.workload.workload import Workload
 from tests.planner import graphs
 
@@ -65,15 +65,27 @@ def by_name(named: Named) -> torch.optim.Optimizer:
 
 
 def judged(make: Callable[[Named], torch.optim.Optimizer]) -> str:
+    return check_optimizer(with_optimizer(make), model_of(5))
+
+
+def with_optimizer(make: Callable[[Named], torch.optim.Optimizer]) -> Workload:
     workload: Workload = load("mlp")
+    return replace(workload, functions={**workload.functions, "optimizer": make})
+
+
+def model_of(width: int, dtype: str = "float32") -> ModelGraph:
     rows = [
         Parameter(
-            name=f"{k}.weight", users=(), shape=(5,) * (1 + k % 3), dtype="float32", bytes=0, trainable=k != 3
+            name=f"{k}.weight",
+            users=(),
+            shape=(width,) * (1 + k % (3 if width < 9 else 2)),
+            dtype=dtype,
+            bytes=0,
+            trainable=k != 3,
         )
         for k in range(30)
     ]
-    graph = replace(graphs.chain(), parameters=tuple(rows))
-    return check_optimizer(replace(workload, functions={**workload.functions, "optimizer": make}), graph)
+    return replace(graphs.chain(), parameters=tuple(rows))
 
 
 @pytest.mark.parametrize("make", [OneStep, lambda named: Clipping(parameters(named)), by_depth])
@@ -98,3 +110,60 @@ def test_an_optimizer_that_updates_each_parameter_by_itself_is_not(
     make: Callable[[Named], torch.optim.Optimizer],
 ) -> None:
     assert judged(make) == ""
+
+
+class Factoring(torch.optim.Optimizer):
+    """Divides by means over rows and columns from 128 of them on, as some Adafactors do."""
+
+    def __init__(self, named: Named) -> None:
+        super().__init__(parameters(named), {})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for p in self.param_groups[0]["params"]:
+            square = p.grad**2 + 1e-12
+            if min(p.shape) >= 128 and p.ndim == 2:
+                square = square.mean(0, keepdim=True) * square.mean(1, keepdim=True) / square.mean()
+            p.sub_(0.01 * p.grad / square.sqrt())
+
+
+class Remembering(torch.optim.SGD):
+    """Is drawn to where its parameters stood when it was made."""
+
+    def __init__(self, named: Named) -> None:
+        super().__init__(parameters(named), lr=0.1)
+        for p in self.param_groups[0]["params"]:
+            self.state[p] = {"start": p.detach().clone()}
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for p in self.param_groups[0]["params"]:
+            p.lerp_(self.state[p]["start"], 0.1).sub_(0.1 * p.grad)
+
+
+def by_size(named: Named) -> torch.optim.Optimizer:
+    groups = [{"params": [p], "lr": 0.1 if p.numel() > 6 else 0.2 / p.shape[0]} for _, p in named]
+    return torch.optim.Adagrad(groups, initial_accumulator_value=0.1)
+
+
+@pytest.mark.parametrize("make", [Whitening, Factoring, Remembering])
+def test_an_optimizer_that_needs_whole_parameters_is_told_by_name(
+    make: Callable[[Named], torch.optim.Optimizer],
+) -> None:
+    assert whole_optimizer(with_optimizer(make), model_of(300)) == make.__name__
+
+
+def test_large_matrices_tell_what_small_ones_do_not() -> None:
+    assert whole_optimizer(with_optimizer(Factoring), model_of(100)) == ""
+
+
+@pytest.mark.parametrize("width", [5, 300])
+def test_an_optimizer_that_groups_by_size_updates_parts_as_it_does_the_whole(width: int) -> None:
+    assert whole_optimizer(with_optimizer(by_size), model_of(width)) == ""
+
+
+def test_roundings_of_half_precision_are_not_taken_for_a_need_of_whole_parameters() -> None:
+    for kind in (torch.optim.SGD, torch.optim.AdamW):
+        make = with_optimizer(lambda named, kind=kind: kind(parameters(named), lr=0.01))  # type: ignore[misc]
+        assert whole_optimizer(make, model_of(5, "bfloat16")) == ""
+    assert whole_optimizer(with_optimizer(Factoring), model_of(300, "bfloat16")) == "Factoring"

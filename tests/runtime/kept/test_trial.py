@@ -143,7 +143,7 @@ def test_state_that_an_optimizer_has_from_the_start_is_compressed() -> None:
     leaf = nn.Parameter(whole.detach().reshape(-1)[entries].view(1, 2))
     optimizer = made(
         lambda named: torch.optim.Adagrad([p for _, p in named], initial_accumulator_value=0.5),
-        [OwnPart("w", 0, 2, leaf, whole, entries)],
+        [OwnPart("w", 0, 2, leaf, whole, lambda every: every.reshape(-1)[entries].view(1, 2))],
     )
     assert optimizer is not None and optimizer.param_groups[0]["params"] == [leaf]
     state: Tensor = optimizer.state[leaf]["sum"]

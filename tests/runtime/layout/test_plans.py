@@ -26,6 +26,7 @@ from tests.runtime.plans import plan_for
 WORDS = "tests/runtime/layout/workloads/words.py"
 HEADS = {"blocks.*.attention": "heads", "blocks.*.feedforward": "hidden"}
 SEQUENCE = HEADS | {"token": "sequence", "blocks.*": "sequence", "norm": "sequence"}
+RING = {"blocks.*.attention": "ring", "token": "sequence", "blocks.*": "sequence", "norm": "sequence"}
 VOCABULARY = HEADS | {"token": "vocabulary", "head": "out"}
 STORED = {"*": "samples", "blocks.*.attention": "stored", "blocks.*.feedforward": "stored", "token": "stored"}
 SQUARE = {"*": "samples", "blocks.*.attention": "stored+heads", "blocks.*.feedforward": "stored+hidden"}
@@ -70,6 +71,8 @@ SHAPES: Mapping[str, tuple[Mapping[str, str], tuple[int, ...], dict[str, object]
     "a tied weight on two stages": (SEQUENCE, (2,), {"workers": 2}),
     "split backward": (HEADS, (2,), {"workers": 2, "family": "zb-h1"}),
     "recomputed": (SEQUENCE, (2,), {"workers": 2, "recompute": (0,)}),
+    "a ring": (RING, (2,), {"workers": 1}),
+    "a ring, split backward": (RING, (2,), {"workers": 2, "family": "zb-h1"}),
     "chimera": (HEADS, (2,), {"workers": 2, "family": "chimera"}),
     "weights that rest in parts": (STORED, (2,), {"workers": 1}),
     "weights that rest in parts, split backward": (STORED, (2,), {"workers": 2, "family": "zb-h1"}),
@@ -132,6 +135,16 @@ def test_dropout_drops_the_same_whatever_the_group(
     assert apart(one, run(pool, cut, tmp_path / "cut", steps=3, compare_holders=False)) < 1e-12
     dry = plan_of(lines, (2,), **{**shape, "arguments": {}})
     assert apart(one, run(pool, dry, tmp_path / "dry", steps=3, compare_holders=False)) > 1e-3
+
+
+@pytest.mark.parametrize("lines", [HEADS, VOCABULARY], ids=["heads", "vocabulary"])
+def test_an_optimizer_that_groups_by_size_is_told_the_sizes_of_whole_weights(
+    lines: Mapping[str, str], pool: Pool, tmp_path: Path
+) -> None:
+    cut = plan_of(lines, (2,), workers=1, micros=2, arguments={"kind": "sized"})
+    have = run(pool, cut, tmp_path, steps=3, compare_holders=False)
+    found = distance(expected(cut, tmp_path, steps=3), have)
+    assert found.loss < 1e-10 and max(found.after.values()) < 1e-10
 
 
 def train(pool: Pool, plan: Plan, folder: Path, steps: int) -> dict[str, Tensor]:

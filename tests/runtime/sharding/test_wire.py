@@ -161,6 +161,9 @@ def test_a_rank_reads_its_own_elements_and_no_byte_beside_them(tmp_path: Path) -
     part.write_bytes(part.read_bytes()[:-8])
     with pytest.raises(BadInput, match=part.name):
         Checkpoint.open(made.folder).region("w", 9_000, 10_000)
+    part.unlink()
+    with pytest.raises(BadInput, match=part.name):
+        Checkpoint.open(made.folder).region("w", 9_000, 10_000)
 
 
 WRONG: dict[str, tuple[Callable[[], Plan], str]] = {
@@ -213,9 +216,10 @@ def test_an_optimizer_that_needs_whole_parameters_is_refused_by_name(
         "data": 2,
         "arguments": arguments,
     }
-    plan = plan_for(captured.graph, file, sharing="parameters", **shape)  # type: ignore[arg-type]
-    with pytest.raises(BadPlan, match=f"(?i){kind}: updates parameters as wholes"):
-        prepare(Model(plan, workload, captured), tmp_path / "run", job_of(plan, 1, {}))
+    for sharing in ("gradients", "parameters"):
+        plan = plan_for(captured.graph, file, sharing=sharing, **shape)  # type: ignore[arg-type]
+        with pytest.raises(BadPlan, match=f"(?i){kind}: updates parameters as wholes"):
+            prepare(Model(plan, workload, captured), tmp_path / "run", job_of(plan, 1, {}))
     whole = run(pool, plan_for(captured.graph, file, **shape), tmp_path / "a", steps=2)  # type: ignore[arg-type]
     state = plan_for(captured.graph, file, sharing="state", **shape)  # type: ignore[arg-type]
     assert run(pool, state, tmp_path / "b", steps=2).losses == whole.losses

@@ -3,11 +3,24 @@
 from collections.abc import Iterable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from models.unet3d import batch, build, loss
+from models import unet3d
+from models.unet3d import loss
 
 __all__ = ["batch", "build", "loss", "optimizer"]
+
+
+def build(size: str = "small", double: bool = False) -> nn.Module:
+    model = unet3d.build(size)
+    return model.double() if double else model
+
+
+def batch(
+    n: int, size: str = "small", side: int | None = None, double: bool = False
+) -> tuple[Tensor, Tensor]:
+    volumes, labels = unet3d.batch(n, size, side)
+    return volumes.double() if double else volumes, labels
 
 
 def optimizer(

@@ -47,12 +47,10 @@ def test_every_cut_has_the_elements_of_its_busiest_holder(seed: int, ties: int) 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_what_is_not_looked_at_one_by_one_is_no_less(seed: int) -> None:
-    """Many holders, an order that is not the model's, and weights that a group cuts."""
+    """Many holders, and weights that a group cuts."""
     rng, layers = Random(seed), 7
     rows = _rows(rng, layers, 3)
-    mixed = tuple(rng.sample(rows, len(rows)))
-    cases = [(rows, MOST_HOLDERS + 1, False), (mixed, 3, False), (rows, 3, True)]
-    for given, holders, cut in cases:
-        found = most_updated(given, layers, holders, cut=cut)
+    for holders, cut in ((MOST_HOLDERS + 1, False), (3, True)):
+        found = most_updated(rows, layers, holders, cut=cut)
         for first, end in combinations(range(layers + 1), 2):
-            assert found[first, end] >= _by_hand(given, first, end, holders)
+            assert found[first, end] >= _by_hand(rows, first, end, holders)

@@ -31,5 +31,11 @@ def loss(outputs: object, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def optimizer(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
-    return torch.optim.SGD([p for _, p in named_parameters], lr=0.05, momentum=0.9)
+def optimizer(
+    named_parameters: Iterable[tuple[str, nn.Parameter]], kind: str = "momentum"
+) -> torch.optim.Optimizer:
+    every = [p for _, p in named_parameters]
+    if kind == "momentum":
+        return torch.optim.SGD(every, lr=0.05, momentum=0.9)
+    groups = [{"params": [p], "lr": 0.05 if p.numel() > 600 or p.shape[0] == WORDS else 0.002} for p in every]
+    return torch.optim.Adagrad(groups, initial_accumulator_value=0.1)  # has state before its first step
