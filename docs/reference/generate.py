@@ -256,10 +256,12 @@ def operations() -> str:
     parts = [
         "# Operations on split samples\n",
         "A stage whose samples are split over several ranks may hold these operations. Each is exact: output, "
-        "gradients of inputs and of parameters equal those of one process, for uneven parts and odd sizes too. What "
-        "one of them cannot do in a given setting is refused by name when the plan is made, and so is every "
-        "operation that is not in the list.\n",
-        "| operations | refused |",
+        "gradients of inputs and of parameters equal those of one process, for uneven parts and odd sizes too.\n",
+        "Where one of them cannot be done on parts, its tensors are gathered, and every rank computes all of it. "
+        "The next operation that slides over space cuts samples again. The same holds for every operation that is "
+        "not in the list. Where ranks share samples, such an operation is refused by name when the plan is made. "
+        "So is a write into a part of a tensor.\n",
+        "| operations | gathered |",
         "|---|---|",
     ]
     by_rule: dict[str, list[str]] = {}

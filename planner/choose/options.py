@@ -219,7 +219,9 @@ class _Walk:
 
     def _along(self, factors: Sequence[Factor], axis: int) -> list[str]:
         parts = self.found.mesh[axis]
-        return [x.name for x in factors if parts > 1 and parted(x.size, parts) is not None]
+        return [
+            x.name for x in factors if parts > 1 and not x.asked_for and parted(x.size, parts) is not None
+        ]
 
     def _cuts(
         self,

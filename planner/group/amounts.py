@@ -8,24 +8,33 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from math import prod
+from math import ceil, prod
 from typing import Final, NamedTuple
 
 from planner.group.machine import MeshOnCluster
 from planner.layout import (
     FAMILIES,
     MOVES,
+    RING,
+    Collective,
     LocalGraph,
     LocalOperation,
     Mesh,
     as_captured,
     named_reads,
     path,
+    share_of,
 )
 from planner.spatial import GETITEM, Operation
 
 _FLOPS_A_BYTE: Final = 100.0  # that a device computes while it reads one byte, about
-_MATRICES: Final = {"aten.linear": "input", "aten.addmm": "mat1", "aten.matmul": "self", "aten.bmm": "self"}
+_MATRICES: Final = {
+    "aten.linear": "input",
+    "aten.addmm": "mat1",
+    "aten.matmul": "self",
+    "aten.bmm": "self",
+    "aten.baddbmm": "batch1",
+}
 ATTENTION: Final = "aten.scaled_dot_product_attention"
 # What the backward pass reads: an operation's inputs, its results, or both; all others keep nothing.
 _INPUTS: Final = frozenset(
@@ -35,6 +44,7 @@ _INPUTS: Final = frozenset(
         "addmm",
         "matmul",
         "bmm",
+        "baddbmm",
         "conv1d",
         "conv2d",
         "conv3d",
@@ -161,6 +171,14 @@ def layer_parts(
         )
         for layer, own in inside.items()
     }
+    for done in found.placed if machine is not None else ():
+        assert machine is not None
+        ways = _ring_ns(done, element_bytes, machine)
+        if any(ways):
+            part = parts[done.operation.layer]
+            parts[done.operation.layer] = part._replace(
+                forward_ns=part.forward_ns + ways[0], backward_ns=part.backward_ns + ways[1]
+            )
     for conversion in found.conversions():
         part = parts.get(conversion.layer, LayerPart())
         ways = (0.0, 0.0)
@@ -176,6 +194,45 @@ def layer_parts(
             backward_ns=part.backward_ns + ways[1],
         )
     return parts
+
+
+class RingElements(NamedTuple):
+    """The elements that attention in a ring has on a rank: kept for backward, and besides while it runs."""
+
+    kept: int
+    forward: int
+    backward: int
+
+
+def ring_elements(done: LocalOperation, mesh: Mesh) -> RingElements:
+    """Returns the elements of an attention whose keys and values go round the ranks of a mesh."""
+    own = {name: ceil(prod(x.shape) * share_of(x)) for name, x in done.inputs.items()}
+    round_, rows = own["key"] + own["value"], own["query"] // done.operation.outputs[0][-1]
+    (axis,) = (axis for axis, name in done.kernels.items() if name == RING)
+    scores = 2 * rows * done.inputs["key"].shape[-2] // mesh[axis]
+    return RingElements(3 * own["query"] + round_ + rows, scores + 2 * round_, scores + 6 * round_)
+
+
+def _ring_ns(done: LocalOperation, element_bytes: int, machine: MeshOnCluster) -> tuple[float, float]:
+    """Returns the nanoseconds in which keys and values go round the ranks forward, and with gradients backward.
+
+    Causal attention exchanges rows before and behind, too.
+    """
+    axis = next((axis for axis, name in done.kernels.items() if name == RING), None)
+    if axis is None:
+        return 0.0, 0.0
+    others = {a for cut in done.inputs["query"].cuts if cut is not None for a in cut.axes} - {axis}
+
+    def ns(collective: Collective, *names: str) -> float:
+        shapes = [done.inputs[name].shape for name in names]
+        size = element_bytes * sum(map(prod, shapes)) / prod(machine.mesh[a] for a in others)
+        return machine.ns(collective, (axis,), size)
+
+    round_ns = ns("gather", "key", "value")
+    rows_ns = 0.0
+    if done.operation.arguments.get("is_causal", False):
+        rows_ns = ns("exchange", "query", "key", "value") + ns("exchange", "query")  # of the result, as large
+    return round_ns + rows_ns, 2 * round_ns + rows_ns
 
 
 def _weighed(shares: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:

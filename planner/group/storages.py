@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from math import ceil, prod
 from typing import Final
 
+from planner.group.amounts import ring_elements
 from planner.layout import (
     FORGETFUL,
     MOVES,
+    RING,
     STATE_PREFIX,
     GroupLayout,
     LocalGraph,
@@ -241,7 +243,10 @@ class StorageWalk:
             extra = self.bytes[made] if done.operation.arguments.get("p") else 0
         else:
             kept = {x for argument, x in tensors.items() if argument != "bias"}
-        if kind == ATTENTION:
+        if RING in done.kernels.values():
+            kept = {x for argument, x in tensors.items() if argument == "attn_mask"}
+            extra = self.element * ring_elements(done, self.found.mesh).kept
+        elif kind == ATTENTION:
             kept |= {made}
             extra = _STATISTIC * self.bytes[made] // self.element // done.operation.outputs[0][-1]
         elif kind in _NORMS:
@@ -273,6 +278,10 @@ class StorageWalk:
             step.keeps.add(self._extra(name, "rows", _ROW * rows))
         elif kernel == "vocabulary":
             step.keeps.add(self._extra(name, "mask", self._share(done, "indices")))
+        elif kernel == RING:
+            ring = ring_elements(done, self.found.mesh)
+            step.forward += self.element * ring.forward
+            step.backward += self.element * ring.backward
         elif kernel == "causal":
             step.keeps.add(
                 self._extra(name, "mask", self._share(done, "query") // done.operation.outputs[0][-1])

@@ -11,7 +11,7 @@ Start with `lying.py` (how a tensor lies), `families.py` (the factors of operati
 from planner.layout.blocks import Behind, fitting
 from planner.layout.conversions import Collective, Passage, path, sent
 from planner.layout.factor import Along, Factor, laid
-from planner.layout.families import FAMILIES
+from planner.layout.families import FAMILIES, RING
 from planner.layout.local_graph import (
     ADDENDS,
     ALIKE,
@@ -45,6 +45,7 @@ __all__ = [
     "FORGETFUL",
     "LINEAR",
     "MOVES",
+    "RING",
     "SHAPES_ONLY",
     "STATE_PREFIX",
     "STORED",

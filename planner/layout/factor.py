@@ -37,6 +37,7 @@ class Factor:
     outputs: tuple[Side, ...]
     kernel: str = ""  # what computes it on parts; torch's own operation where empty
     cuts_weight: bool = False  # taken only where it is asked for by name
+    asked_for: bool = False  # the same, of one that cuts no weight
     also: tuple[str, ...] = field(default=())  # other names that it goes by
 
     def side(self, argument: str) -> Side:

@@ -13,6 +13,7 @@ from planner.layout.factor import Along, Factor, Side, broadcast, numbered, over
 from planner.spatial import BINARY, UNARY, Call
 
 Factors = Callable[[Call], tuple[Factor, ...]]
+RING: Final = "ring"
 
 
 def linear(call: Call) -> tuple[Factor, ...]:
@@ -69,6 +70,27 @@ def matmul(call: Call) -> tuple[Factor, ...]:
     )
 
 
+def baddbmm(call: Call) -> tuple[Factor, ...]:
+    """Returns the factors of a product of stacks of matrices with an addend: the stack, rows, `out` and `in`."""
+    addend, (stack, rows, inside) = shape_of(call, "self"), shape_of(call, "batch1")
+    outside = shape_of(call, "batch2")[2]
+    found = []
+    for dim, (name, size, of) in enumerate(
+        (
+            (numbered(0), stack, {"batch1": 0, "batch2": 0}),
+            (numbered(1), rows, {"batch1": 1}),
+            ("out", outside, {"batch2": 2}),
+        )
+    ):
+        inputs: dict[str, Side] = {argument: Along(at) for argument, at in of.items()}
+        at = dim - 3 + len(addend)
+        if at >= 0 and addend[at] == size:
+            inputs["self"] = Along(at)
+        found.append(Factor(name, size, inputs, (Along(dim),)))
+    of_in: dict[str, Side] = {"batch1": Along(2), "batch2": Along(1), "self": "P"}
+    return (*found, Factor("in", inside, of_in, ("P",)))
+
+
 def embedding(call: Call) -> tuple[Factor, ...]:
     """Returns the factors of a table of rows: dimensions of the indices, `out`, and `vocabulary`."""
     rows, width = shape_of(call, "weight")
@@ -109,7 +131,28 @@ def attention(call: Call) -> tuple[Factor, ...]:
         out = Along(dim, query[dim] // size)
         kernel = "causal" if dim == rank - 2 and call.flag("is_causal") else ""
         found.append(Factor(numbered(dim), size, inputs, (out,), kernel, also=also))
-    return tuple(found)
+    return tuple(found) if ring_refused(call) else (*found, _ring(query, mask))
+
+
+def ring_refused(call: Call) -> str:
+    """Returns why keys and values of an attention cannot go round the ranks; "" where they can."""
+    query, key, value = (shape_of(call, name) for name in ("query", "key", "value"))
+    if call.get("dropout_p", 0.0):
+        return "its kernel draws the dropout of attention inside"
+    if not len(query) == len(key) == len(value) >= 3 or query[-2] != key[-2]:
+        return f"{query[-2]} rows of the query meet {key[-2]} of the keys"
+    if (*query[:-3], key[-3]) != (*key[:-3], value[-3]) or query[-3] % key[-3]:
+        return "its keys have other samples or heads than its values or queries"
+    return ""
+
+
+def _ring(query: tuple[int, ...], mask: tuple[int, ...]) -> Factor:
+    """Returns the factor of rows of the query, keys and values; a rank has its rows of a mask, for all keys."""
+    rows = Along(len(query) - 2)
+    inputs: dict[str, Side] = dict.fromkeys(("query", "key", "value"), rows)
+    if mask[-2:-1] == query[-2:-1]:
+        inputs["attn_mask"] = Along(len(mask) - 2)
+    return Factor(RING, query[-2], inputs, (rows,), RING, asked_for=True)
 
 
 def normalised(call: Call) -> tuple[Factor, ...]:
@@ -232,6 +275,7 @@ FAMILIES: Final[Mapping[str, Factors]] = (
     | _named("linear", linear)
     | _named("addmm", addmm)
     | _named("matmul bmm", matmul)
+    | _named("baddbmm", baddbmm)
     | _named("embedding", embedding)
     | dict(CHANNELS)
     | _named("scaled_dot_product_attention", attention)

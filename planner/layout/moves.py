@@ -51,6 +51,8 @@ def _group(before: Sequence[int], after: Sequence[int], dim: int) -> tuple[int, 
     i = j = 0
     while True:
         low, to_low = i, j
+        if j == len(after):  # dimensions of one element are left of the source
+            return low, len(before), j, j
         m, n = before[i], after[j]
         i, j = i + 1, j + 1
         while m != n:

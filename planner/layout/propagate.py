@@ -15,7 +15,7 @@ from typing import Final
 from planner.layout.blocks import Behind, fitting
 from planner.layout.conversions import cost
 from planner.layout.factor import Along, Factor, laid, numbered
-from planner.layout.families import FAMILIES
+from planner.layout.families import FAMILIES, RING
 from planner.layout.local_graph import (
     ADDENDS,
     ALIKE,
@@ -27,7 +27,7 @@ from planner.layout.local_graph import (
 )
 from planner.layout.lying import DimCut, GroupLayout, Mesh, everywhere, parted, without_owed
 from planner.layout.moves import MOVES, moved, source_of
-from planner.layout.refusals import refuse_parts, refused
+from planner.layout.refusals import refuse_parts, refuse_ring, refused
 from planner.spatial import (
     GETITEM,
     INPUT,
@@ -146,7 +146,12 @@ class _Propagation:
         chosen = [self._choose(operation, call, factors, names, axis) for axis in range(len(self.mesh))]
         if any(map(self._is_split, names.values())):
             refuse_parts(operation, call)
+        if any(self._first_wish(operation, axis) == RING for axis in range(len(self.mesh))):
+            refuse_ring(operation, call, chosen, {x for x, name in names.items() if name in self.trained})
         return self._laid(operation, call, factors, names, chosen)
+
+    def _first_wish(self, operation: Operation, axis: int) -> str:
+        return next((wish for wish, _ in self.wishes(operation, axis)), "")
 
     def _is_split(self, name: str) -> bool:
         layout = self.layouts[name][0]
@@ -181,7 +186,7 @@ class _Propagation:
             return ADDENDS
         if not kinds & {"S", "P"}:
             return ALIKE
-        options = [factor for factor in factors if not factor.cuts_weight]
+        options = [factor for factor in factors if not (factor.cuts_weight or factor.asked_for)]
         prices = {ALIKE: self._price(None, call, names, axis)}
         for factor in options:
             if parted(factor.size, self.mesh[axis]):

@@ -5,13 +5,13 @@ Operations may come from a stranger's file. So each is tried once on the rules, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
 from planner.errors import BadInput
-from planner.layout.factor import Along, Side
-from planner.layout.families import FAMILIES
+from planner.layout.factor import Along, Side, numbered
+from planner.layout.families import FAMILIES, RING, ring_refused
 from planner.layout.local_graph import named_reads
 from planner.layout.lying import DimCut
 from planner.layout.moves import MOVES, source_of
@@ -62,6 +62,25 @@ def refuse_parts(operation: Operation, call: Call) -> None:
     if kind == "aten.scaled_dot_product_attention" and call.get("dropout_p", 0.0):
         why = "its kernel draws the dropout of attention inside"
         raise refused(operation, why, "a dropout of 0 in attention")
+
+
+def refuse_ring(operation: Operation, call: Call, chosen: Sequence[str], trained: Collection[str]) -> None:
+    """Refuses an attention that is to be done in a ring and cannot.
+
+    Args: `chosen` has the factor that it takes along each axis; `call` has the global shapes of its tensors, and
+        `trained` the arguments that have a gradient.
+    Raises: NoRule for one with dropout, with a mask that is trained, with unequal rows, or whose rows a second axis cuts.
+    """
+    if operation.operation != "aten.scaled_dot_product_attention":
+        return
+    instead = "'ulysses', or 'dim2', which gathers keys and values"
+    if why := ring_refused(call):
+        raise refused(operation, f"no ring: {why}", instead)
+    if "attn_mask" in trained:
+        raise refused(operation, "no ring: its mask is trained", instead)
+    rows = numbered(len(operation.outputs[0]) - 2)
+    if chosen.count(RING) > 1 or (RING in chosen and rows in chosen):
+        raise refused(operation, "no ring: a second axis cuts its rows, too", "one axis for the sequence")
 
 
 @contextmanager

@@ -5,7 +5,7 @@
 A pattern names a module and all that is in it; of two patterns the one that names more of the path goes first, and
 the other holds where the first has nothing to say. `heads` and `hidden` stand for a pair of linear layers: the first
 ones of the module are cut by `out`, those that no further one follows by `in`. `ulysses` stands for attention by
-heads between layers by sequence.
+heads between layers by sequence, and `ring` for attention whose keys and values go round the ranks between them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 from typing import Final, NamedTuple
 
 from planner.errors import BadInput
-from planner.layout.families import FAMILIES
+from planner.layout.families import FAMILIES, RING
 from planner.layout.propagate import PLACES, STORED, WHOLE, Wishes
 from planner.spatial import Operation
 
@@ -28,7 +28,7 @@ WEIGHTED: Final = (
 )
 ULYSSES: Final = "ulysses"
 ATTENTION: Final = "aten.scaled_dot_product_attention"
-KNOWN: Final = (*PAIRS, ULYSSES, "out", "in", "vocabulary", "classes", WHOLE, *PLACES, STORED)
+KNOWN: Final = (*PAIRS, ULYSSES, RING, "out", "in", "vocabulary", "classes", WHOLE, *PLACES, STORED)
 
 
 class Wish(NamedTuple):
@@ -73,8 +73,10 @@ class _Granted:
     def _factor(self, operation: Operation, wish: Wish) -> str:
         if wish.factor in PAIRS and operation.operation in WEIGHTED:
             return "in" if operation.name in self.ends[wish] else "out"
+        if wish.factor in (ULYSSES, RING) and operation.operation != ATTENTION:
+            return "sequence"
         if wish.factor == ULYSSES:
-            return "heads" if operation.operation == ATTENTION else "sequence"
+            return "heads"
         return wish.factor
 
 
@@ -142,7 +144,8 @@ def _ends(wish: Wish, operations: Sequence[Operation], stage_of: Mapping[str, in
     for x in operations:
         covered = _covered(x, wish, stage_of)
         if covered and x.operation in WEIGHTED:
-            inside[x.name] = ".".join(of_path(x).split(".")[:covered])
+            visit = x.layer.partition("#")[2]  # a module that is run again is a pair of its own
+            inside[x.name] = f"{'.'.join(of_path(x).split('.')[:covered])}#{visit}"
     before: dict[str, set[str]] = {}  # tensor -> linear layers of the pattern that it depends on
     followed: set[str] = set()
     for x in operations:

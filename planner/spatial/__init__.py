@@ -35,7 +35,7 @@ from planner.spatial.operation import (
     read_operations,
     to_text,
 )
-from planner.spatial.regrid import SPACE, Grid, Grids, Resplit
+from planner.spatial.regrid import SLIDING, SPACE, Grid, Grids, Resplit, slides
 from planner.spatial.rows_needed import Fetch, RowRun, take
 from planner.spatial.rule import HERE, Box, Call, NoRule, Rows, Step, call_of, laid, named
 from planner.spatial.rules.pointwise import AFTER, BINARY, POINTWISE, UNARY
@@ -46,7 +46,7 @@ from planner.spatial.rules.rows import ROWS
 from planner.spatial.rules.table import RULES
 from planner.spatial.rules.windows import divisors, front_padding
 from planner.spatial.sample_shares import grown, wider
-from planner.spatial.segment import SLIDING, Placed, Segment, cut_model, slides, with_targets
+from planner.spatial.segment import Placed, Segment, cut_model, with_targets
 from planner.spatial.traffic import Cost, Price, Traffic, element_bytes, price
 
 __all__ = [

@@ -3,21 +3,28 @@
 All ranks exchange at once (all-to-all). Every rank sends what its old shard shares with the new shards of others;
 what it has itself stays. The gradient goes the same way back. Where several ranks hold a shard alike, each has the
 whole gradient of the shard, so nothing is summed. Shares of the samples are one more way that a tensor may lie.
+
+Behind an operation without a rule tensors are whole. The next operation that slides over space cuts them again, since
+it takes most of the time of a network.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
 from typing import Final, NamedTuple
 
+from planner.model import ModelGraph
 from planner.spatial.layout import Cut, Layout, coordinates, entry, even, whole
 from planner.spatial.operation import NONE, Operation
-from planner.spatial.rule import NoRule
+from planner.spatial.rule import NoRule, call_of
+from planner.spatial.rules import reductions, resample, windows
+from planner.spatial.rules.table import rule
 
 Grid = tuple[int, ...]
+SLIDING: Final = frozenset((*windows.WINDOWS, *resample.RESAMPLES, *reductions.SPATIAL_NORMS))
 SPACE = 2  # dimensions in front of those of space: samples and channels
 
 
@@ -43,6 +50,7 @@ class Grids:
         default_factory=dict
     )  # by name of what is given, the dim of its samples
     turners: Mapping[str, Operation] = field(default_factory=dict)  # of what is given, as of a segment
+    around: Collection[str] = ()  # of what is given, as of a segment
 
     @property
     def mesh(self) -> Grid:
@@ -187,3 +195,35 @@ def resplit(
         )
     target = entry(source.shape, grid) if grid else whole(source.shape)
     return Resplit(source, before, target, mesh_of(grid, ranks) if grid else (ranks,))
+
+
+def cut_again(
+    operation: Operation,
+    reads: Mapping[str, Layout],
+    around: Collection[str],
+    lying: Mapping[str, Grid],
+    grid: Grid,
+    ranks: int,
+) -> dict[str, Resplit]:
+    """Returns the move that cuts a tensor again behind an operation without a rule, where the next one slides over it.
+
+    Args: `around` has the tensors that were gathered for such an operation, or made of them; `grid` is the one of all
+        `ranks` at the operation.
+    Returns: nothing where the rule of the operation does not take the parts.
+    """
+    name = next(iter(operation.reads()), "")
+    if operation.operation not in SLIDING or name not in around:
+        return {}
+    target = entry(reads[name].shape, grid)
+    try:
+        rule(call_of(operation, {**reads, name: target}))
+    except NoRule:
+        return {}
+    made = Resplit(reads[name], lying[name], target, mesh_of(grid, ranks))
+    return {} if target.whole else {name: made}
+
+
+def slides(graph: ModelGraph) -> bool:
+    """Returns whether some operation of a model slides over space, so that samples may be cut there."""
+    names = [f'"operation":"{name}"' for name in SLIDING]
+    return any(name in line for line in graph.operations for name in names)

@@ -36,7 +36,6 @@ class Call:
     where: str = ""  # the user's module, for errors
     parts: str = PARTS  # that its tensors are, for errors
     layer: str = ""  # that it belongs to, where that is not `where`
-    first: bool = False  # of its layer there is none before: a gather has no place
     wanted: Mapping[int, tuple[int, ...]] = field(
         default_factory=dict
     )  # axis -> points that results shall have
@@ -114,8 +113,6 @@ class Call:
     @property
     def gather(self) -> str:
         """Returns where a gather would make the operation possible, in words for errors."""
-        if self.first:
-            return "whole samples"
         apart = self.layer not in ("", self.where)
         return f"a gather before layer '{self.layer}'" if apart else "a gather before it"
 

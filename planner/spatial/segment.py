@@ -1,8 +1,8 @@
 """A run of operations on shards: the layout of every tensor, and where tensors are gathered.
 
 An operation whose tensors are all whole is computed alike by every rank. An operation that has no rule for what it
-is given is computed alike on gathered tensors, if that ends the segment. It does where too few rows are left for
-the ranks, or where nothing behind it slides over space. Elsewhere it is an error that names the operation.
+is given, or too few rows for the ranks, is computed alike on gathered tensors. Behind one without a rule, samples are
+cut again by the next operation that slides over space; see `cut_again`.
 
 The grid may change on the way: from a layer on, what lies on another grid is re-split before it is read. Ranks may
 also share the samples from a layer on, each with whole samples of its own; see `sample_shares.py`.
@@ -13,21 +13,16 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Final
 
-from planner.model import ModelGraph
 from planner.spatial import sample_shares
 from planner.spatial.layout import Layout, along, entry, whole
 from planner.spatial.operation import GETITEM, INPUT, STATE, TARGET, Operation, Ref
-from planner.spatial.regrid import ALONE, Grid, Grids, Resplit, mesh_of, resplit, turned
+from planner.spatial.regrid import ALONE, Grid, Grids, Resplit, cut_again, mesh_of, resplit, turned
 from planner.spatial.rows_needed import Fetch, gathered
 from planner.spatial.rule import PARTS, NoRule, Step, TooFew, call_of
-from planner.spatial.rules import reductions, resample, windows
 from planner.spatial.rules.pointwise import AFTER, IN_PLACE
 from planner.spatial.rules.table import rule
 from planner.spatial.sample_shares import wider
-
-SLIDING: Final = frozenset((*windows.WINDOWS, *resample.RESAMPLES, *reductions.SPATIAL_NORMS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +36,7 @@ class Placed:
     resplits: Mapping[str, Resplit] = field(default_factory=dict)  # by name of the tensor
     grid: Grid = ()  # of all ranks, on which it is computed
     shared: bool = False  # on whole samples, of which each rank has its own
+    around: bool = False  # it has no rule: its tensors were gathered, or made of those that were
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +47,7 @@ class Segment:
     layouts: Mapping[str, tuple[Layout, ...]]  # of every tensor, given or made
     grids: Mapping[str, Grid]  # of all ranks, on which each of them lies
     turners: Mapping[str, Operation]  # what moved space elsewhere than behind samples and channels, by tensor
+    around: frozenset[str]  # tensors gathered for an operation without a rule, or made of such
 
 
 def propagate(
@@ -69,14 +66,13 @@ def propagate(
     layouts: dict[str, tuple[Layout, ...]] = {name: (layout,) for name, layout in given.items()}
     lying = {name: grids.lying.get(name, grids.mesh) for name in given}
     now = grids.first
-    slid = _slid_behind(operations, grids.shares)
     made = {operation.name: operation for operation in operations}
     samples: dict[str, int | None] = dict(grids.samples)
     inside: set[str] = set()  # tensors made where samples are shared
+    around = set(grids.around)
     turners = dict(grids.turners)
     placed = []
     ended = sharing = False
-    opening = next((operation.layer for operation in operations if operation.layer), "")
     for operation in operations:
         ended = ended or operation.layer in gather_before
         sharing = sharing or (bool(grids.shares) and operation.layer == grids.shares)
@@ -95,21 +91,24 @@ def propagate(
                 for name, layout in reads.items()
                 if lying[name] != mesh and not layout.whole and operation.operation != GETITEM
             }
+            moves |= {} if ended else cut_again(operation, reads, around, lying, now, grids.ranks)
         reads |= {name: move.target for name, move in moves.items()}
-        may_end = not slid[operation.name]
         if sharing:
             done = _on_samples(operation, reads, moves)
             if operation.operation != GETITEM or inside.issuperset(reads):
                 inside.add(operation.name)
         else:
-            done = _place(operation, reads, moves, ended, may_end, first=operation.layer == opening)
-        placed.append(replace(done, resplits=moves, grid=mesh, shared=sharing))
+            done = _place(operation, reads, moves, ended)
+        done = replace(done, resplits=moves, grid=mesh, shared=sharing)
+        if done.around or (done.step is None and not around.isdisjoint(reads)):
+            around.add(operation.name)
+        placed.append(done)
         samples[operation.name] = operation.samples[0] if operation.samples else None
         layouts[operation.name] = _outputs(operation, done, layouts)
         lying[operation.name] = _lying(operation, lying, mesh)
         if any(map(turned, layouts[operation.name])):
             turners[operation.name] = next((turners[x] for x in reads if x in turners), operation)
-    return Segment(tuple(placed), layouts, lying, turners)
+    return Segment(tuple(placed), layouts, lying, turners, frozenset(around))
 
 
 def _lying(operation: Operation, lying: Mapping[str, Grid], mesh: Grid) -> Grid:
@@ -208,43 +207,26 @@ def _lost_write(operation: Operation, parts: str, why: str = "it writes into a p
     )
 
 
-def _slid_behind(operations: Sequence[Operation], shares: str) -> dict[str, bool]:
-    """Returns, for each operation, whether anything that depends on it slides over space before samples are shared."""
-    slid = {operation.name: False for operation in operations}
-    ends = (i for i, operation in enumerate(operations) if shares and operation.layer == shares)
-    for operation in reversed(operations[: next(ends, None)]):
-        if slid[operation.name] or operation.operation in SLIDING:
-            for name in operation.reads():
-                if name in slid:
-                    slid[name] = True
-    return slid
-
-
 def _place(
     operation: Operation,
     inputs: Mapping[str, Layout],
     moved: Collection[str],
     ended: bool,
-    may_end: bool,
-    *,
-    first: bool,
 ) -> Placed:
     if moved and operation.operation in (*IN_PLACE, AFTER):  # into what would be a copy
         raise _lost_write(operation, PARTS)
     if operation.operation == GETITEM or all(layout.whole for layout in inputs.values()):
         return Placed(operation, None, inputs)
+    around = False
     if not ended:
         try:
-            return Placed(operation, rule(replace(call_of(operation, inputs), first=first)), inputs)
-        except TooFew:
-            pass
-        except NoRule:
-            if not may_end:
-                raise
+            return Placed(operation, rule(call_of(operation, inputs)), inputs)
+        except NoRule as refused:
+            around = not isinstance(refused, TooFew)
     if operation.operation in (*IN_PLACE, AFTER):  # into what would be a gathered copy
         raise _lost_write(operation, PARTS)
     gathers = {name: gathered(layout) for name, layout in inputs.items() if not layout.whole}
-    return Placed(operation, None, inputs, gathers)
+    return Placed(operation, None, inputs, gathers, around=around)
 
 
 def _shared(
@@ -287,7 +269,22 @@ def _outputs(
     return placed.step.outputs
 
 
-def slides(graph: ModelGraph) -> bool:
-    """Returns whether some operation of a model slides over space, so that samples may be cut there."""
-    names = [f'"operation":"{name}"' for name in SLIDING]
-    return any(name in line for line in graph.operations for name in names)
+def cut_layers(segment: Segment) -> frozenset[str]:
+    """Returns the names of the layers that compute on shards, in part at least."""
+    return frozenset(placed.operation.layer for placed in segment.placed if placed.step is not None)
+
+
+def ends(segment: Segment) -> Mapping[str, str]:
+    """Returns the layers that gather a tensor first, each with the first operation that needs it whole."""
+    return {
+        placed.operation.layer: placed.operation.operation
+        for placed in reversed(segment.placed)
+        if placed.gathers
+    }
+
+
+def worked_around(segment: Segment) -> frozenset[str]:
+    """Returns the layers with an operation without a rule, behind which some are computed on shards again."""
+    on_shards = [i for i, placed in enumerate(segment.placed) if placed.step is not None]
+    before = segment.placed[: max(on_shards, default=0)]
+    return frozenset(placed.operation.layer for placed in before if placed.around)

@@ -18,9 +18,9 @@ from planner.errors import BadInput
 from planner.model import ModelGraph
 from planner.spatial.layout import Layout, check_grid, middle_of, shard_elements
 from planner.spatial.operation import INPUT, Ref, read_operations
-from planner.spatial.regrid import Grid, Resplit
+from planner.spatial.regrid import Grid, Resplit, slides
 from planner.spatial.rows_needed import Fetch, sent_elements
-from planner.spatial.segment import Placed, Segment, cut_model, slides
+from planner.spatial.segment import Placed, Segment, cut_layers, cut_model, ends, worked_around
 
 ELEMENT_BYTES: Final = 4  # where no Value has a gradient; lower precisions send less
 # Operations that compute while halos travel.
@@ -77,6 +77,7 @@ class Price:
     layers: Mapping[str, Cost]
     values: Mapping[str, float]  # share of each Value that the rank with the largest part holds
     gathered: Mapping[str, str]  # layers that gather a tensor first -> the operation that needs it
+    around: frozenset[str]  # those of them behind which others are computed on shards again
     samples: int  # of the batch that bytes are for
     shared: frozenset[str] = frozenset()  # layers computed on whole samples, of which each rank has its own
 
@@ -110,6 +111,7 @@ def price(
         layers=_layers(segment, element_bytes(graph)),
         values=held,
         gathered=ends(segment),
+        around=worked_around(segment),
         samples=given[0].outputs[0][0] * (prod(grid) if shares else 1),
         shared=frozenset(x.operation.layer for x in segment.placed if x.shared),
     )
@@ -284,17 +286,3 @@ def _name(placed: Placed, argument: str) -> str:
         value = value[int(position)]
     assert isinstance(value, Ref)
     return value.name
-
-
-def cut_layers(segment: Segment) -> frozenset[str]:
-    """Returns the names of the layers that compute on shards, in part at least."""
-    return frozenset(placed.operation.layer for placed in segment.placed if placed.step is not None)
-
-
-def ends(segment: Segment) -> Mapping[str, str]:
-    """Returns the layers that gather a tensor first, each with the first operation that needs it whole."""
-    return {
-        placed.operation.layer: placed.operation.operation
-        for placed in reversed(segment.placed)
-        if placed.gathers
-    }

@@ -14,6 +14,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from planner.capture import Target, named_arguments
 from planner.layout import LocalOperation
 from runtime.layout.moves import CutGroup, region
+from runtime.layout.ring import Ring, ring_attention
 from runtime.spatial import call_named
 
 
@@ -243,6 +244,19 @@ def _causal(call: LocalCall, arguments: Arguments) -> Tensor:
     return call.run(arguments, attn_mask=seen, is_causal=False)
 
 
+def _ring(call: LocalCall, arguments: Arguments) -> Tensor:
+    """Returns attention for this rank's rows of the query, with keys and values that go round the ranks."""
+    query, key, value = (_tensor(arguments, name) for name in ("query", "key", "value"))
+    (axis,), cut = call.axes("ring"), call.placed.inputs["query"].cuts[query.ndim - 2]
+    assert cut is not None and cut.blocks == 1
+    scale = arguments.get("scale")
+    assert scale is None or isinstance(scale, int | float)
+    ring = Ring(call.group, axis, cut.points, bool(arguments.get("is_causal", False)))
+    mask = arguments.get("attn_mask")
+    assert mask is None or isinstance(mask, Tensor)
+    return ring_attention(query, key, value, ring, scale, mask)
+
+
 def _dropped(call: LocalCall, arguments: Arguments) -> Tensor:
     """Returns this rank's part of a dropout, whose mask is drawn for the whole tensor as one process would."""
     x, layout = _tensor(arguments, "input"), call.placed.outputs[0]
@@ -266,6 +280,7 @@ KERNELS: Final[Mapping[str, Kernel]] = {
     "share": _share,
     "classes": _classes,
     "causal": _causal,
+    "ring": _ring,
     "dropped": _dropped,
     "rows": _rows,
     "grouped": _grouped,

@@ -42,6 +42,7 @@ class Analysed:
     outputs: Mapping[str, Layout]
     grids: Mapping[str, Grid]  # of all ranks, on which each of the outputs lies
     turners: Mapping[str, Operation]  # of outputs whose dimensions have been turned, see `Segment`
+    around: frozenset[str]  # outputs that were gathered for an operation without a rule, see `Segment`
     partial: frozenset[str]
     uses: Mapping[str, Mapping[str, Use]]  # operation -> argument
     takes: Mapping[str, tuple[Fetch, ...]]  # Values that are cut on entry
@@ -124,13 +125,15 @@ def analyse(
     turners = {read[name]: grids.turners[name] for name in read if name in grids.turners}
     plain = entering and not (gather_before or grids.turns or grids.shares)
     targets = _targets(module, shapes) if plain else {}
-    here = replace(grids, lying=lying, samples=samples, turners=turners)
+    around = {read[name] for name in grids.around if name in read}
+    here = replace(grids, lying=lying, samples=samples, turners=turners, around=around)
     segment, given_ = with_targets(operations, given, targets, gather_before, here)
     wanted = {layout.name(node): given_[node.name] for node in module._slice.reads}
     outputs = {name: segment.layouts[node.name][0] for node, name in module._made.items()}
     lies = {name: segment.grids[node.name] for node, name in module._made.items()}
     turned = {name: node.name for node, name in module._made.items() if node.name in segment.turners}
     turned_by = {name: segment.turners[node] for name, node in turned.items()}
+    gathered = frozenset(name for node, name in module._made.items() if node.name in segment.around)
     states = {node.name: layout.traced.sources[node] for node in module._slice.states}
     parameters = {name: source.name for name, source in states.items() if source.kind == "parameter"}
     uses, partial = _uses(segment.placed, parameters)
@@ -139,7 +142,8 @@ def analyse(
     batch = {
         layout.name(node): wanted[layout.name(node)] for node in module._slice.reads if _kind(module, node)
     }
-    return Analysed(grids.mesh, segment, inputs, outputs, lies, turned_by, partial, uses, takes, held, batch)
+    made = inputs, outputs, lies, turned_by, gathered
+    return Analysed(grids.mesh, segment, *made, partial, uses, takes, held, batch)
 
 
 def _wanted(module: StageModule, inputs: Mapping[str, Layout], grid: Sequence[int]) -> dict[str, Layout]:

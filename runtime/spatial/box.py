@@ -27,7 +27,7 @@ from runtime.spatial.group import Message, Operation, SampleGroup, Wire
 from runtime.spatial.kernels.convolution import CONVOLUTIONS, InferredConvolutions
 from runtime.spatial.kernels.reshapes import plain
 from runtime.spatial.kernels.table import KERNELS
-from runtime.spatial.operation import Local
+from runtime.spatial.operation import Local, moved
 
 PRODUCTS: Final = ("linear", "mm", "matmul", "attention", "lstm", "gru", "rnn")  # of matrices, in names
 
@@ -103,6 +103,9 @@ class BoxRunner:
             if not isinstance(value, fx.Node):
                 return value
             found = held.get(value, self._values.get(value))
+            if value.name in done.resplits:
+                assert isinstance(found, Tensor)
+                found = moved(found, done.resplits[value.name], self._mesh.wire)
             for fetch in done.gathers.get(value.name, ()):
                 assert isinstance(found, Tensor)
                 found = fetched(found, fetch, self._mesh)

@@ -184,6 +184,7 @@ def analyse_stages(
     delivered: dict[str, Layout] = {}
     grid_of: dict[str, Grid] = {}
     turners: dict[str, Operation] = {}
+    around: set[str] = set()
     found = []
     for index, (module, grid) in enumerate(zip(modules, grids, strict=True)):
         where = f"stage {index}"
@@ -197,12 +198,15 @@ def analyse_stages(
         before = ([gather] if gather else []) if grid else module.layers
         lying = {name: grid_of[name] for name in known}
         last = index == len(modules) - 1
-        used = Grids(ranks, grid or (ranks,), turning, lying, shares if last else "", turners=turners)
+        used = Grids(
+            ranks, grid or (ranks,), turning, lying, shares if last else "", turners=turners, around=around
+        )
         analysed = analyse(module, used.first, known, before, used, entering=bool(grid))
         found.append(analysed)
         delivered |= {name: x for name, x in analysed.outputs.items() if grid or not x.whole}
         grid_of |= analysed.grids
         turners |= analysed.turners
+        around |= analysed.around
     return found
 
 

@@ -75,9 +75,9 @@ def _of_grid(prices: Prices, setting: CostKey, grid: Grid, named: Collection[str
     last = _latest(prices, grid)
     if last is None:
         return
-    cut = _on_shards(prices, last)[1:]
+    cut, around = _on_shards(prices, last)[1:], prices(last).around
     yield last
-    yield from (GridChoice(grid, i) for i in _spread(prices, cut, _few(prices), named))
+    yield from (GridChoice(grid, i) for i in _spread(prices, cut, _few(prices), {*named, *around}))
 
 
 def _few(prices: Prices) -> int:

@@ -27,6 +27,7 @@ from planner.spatial import (
 )
 from planner.spatial.layout import even, scaled
 from planner.spatial.operation import from_text
+from planner.spatial.regrid import Grids
 from planner.spatial.rows_needed import gather, intervals, listed, recut
 from planner.spatial.rules.table import RULES, rule
 from planner.spatial.rules.windows import Window
@@ -230,16 +231,18 @@ def test_a_segment_ends_where_it_is_told_to() -> None:
     assert all(layout.whole for layouts in list(segment.layouts.values())[1:] for layout in layouts)
 
 
-def test_what_slides_behind_an_unknown_operation_makes_it_an_error() -> None:
+def test_what_slides_behind_an_operation_without_a_rule_is_cut_again() -> None:
     operations = [
         _operation("sum", "aten.cumsum", (1, 1, 8), self=Ref("x")),
         _operation("last", "aten.relu", (1, 1, 8), self=Ref("sum")),
     ]
     given_ = {"x": entry((1, 1, 8), (2,))}
-    assert propagate(operations, given_).placed[0].gathers  # nothing slides behind it
+    done = propagate(operations, given_)
+    assert done.placed[0].gathers and not done.placed[1].resplits  # nothing slides behind it
     pool = _operation("pool", "aten.max_pool1d", (1, 1, 4), self=Ref("last"), kernel_size=(2,), padding=(0,))
-    with pytest.raises(NoRule, match=r"sum: aten\.cumsum"):
-        propagate([*operations, pool], given_)
+    total, last, pooled = propagate([*operations, pool], given_, (), Grids(2, (2,))).placed
+    assert total.around and not last.resplits  # what does not slide over space is computed alike
+    assert pooled.resplits["last"].target == entry((1, 1, 8), (2,)) and pooled.step is not None
 
 
 @pytest.mark.parametrize(

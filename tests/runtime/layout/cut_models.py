@@ -81,6 +81,22 @@ def t5() -> Case:
     )
 
 
+def albert() -> Case:
+    """One layer of weights that runs twice."""
+    from transformers import AlbertConfig, AlbertForMaskedLM
+
+    small = AlbertConfig(
+        vocab_size=64,
+        embedding_size=8,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=32,
+        max_position_embeddings=16,
+    )
+    return AlbertForMaskedLM(small), lambda n: ({"input_ids": words(n)}, words(n)), next_word
+
+
 def vit() -> Case:
     from transformers import ViTConfig, ViTForImageClassification
 
@@ -222,6 +238,18 @@ MODELS: Mapping[str, tuple[Callable[[], Case], Cuts]] = {
                 "lm_head": "out",
             },
             "sequence": {"encoder": "sequence", "decoder": "sequence"},
+        },
+    ),
+    "ALBERT": (
+        albert,
+        {
+            "heads": {
+                "albert.encoder.albert_layer_groups.*.albert_layers.*.attention": "heads",
+                "albert.encoder.albert_layer_groups.*.albert_layers.*.ffn": "out",
+                "albert.encoder.albert_layer_groups.*.albert_layers.*.ffn_output": "in",
+            },
+            "vocabulary": {"albert.embeddings.word_embeddings": "vocabulary", "predictions.decoder": "out"},
+            "sequence": {"albert": "sequence"},
         },
     ),
     "ViT": (

@@ -39,6 +39,12 @@ def cases(a: int, b: int, c: int) -> dict[str, Case]:
         "matmul": Case(ATEN.matmul.default, ("x", "y"), {"x": (a, b, c), "y": (a, c, b)}),
         "matmul by one": Case(ATEN.matmul.default, ("x", "y"), {"x": (a, b, c), "y": (c, b)}),
         "bmm": Case(ATEN.bmm.default, ("x", "y"), {"x": (a, b, c), "y": (a, c, b)}),
+        "baddbmm": Case(
+            ATEN.baddbmm.default,
+            ("z", "x", "y"),
+            {"x": (a, b, c), "y": (a, c, b), "z": (1, b)},
+            kwargs={"beta": 0.5, "alpha": 2.0},
+        ),
         "embedding": Case(ATEN.embedding.default, ("w", "x"), {"x": (a, b)}, {"w": (2 * c, a)}, {"x": 2 * c}),
         "embedding with padding": Case(
             ATEN.embedding.default, ("w", "x", 1), {"x": (a, b)}, {"w": (c, a)}, {"x": c}
@@ -72,6 +78,19 @@ def cases(a: int, b: int, c: int) -> dict[str, Case]:
             ATEN.scaled_dot_product_attention.default,
             ("q", "k", "v", "m"),
             {"q": (2, a, b, 4), "k": (2, a, c, 4), "v": (2, a, c, 4), "m": (1, a, b, c)},
+        ),
+        "attention with rows of a mask": Case(
+            ATEN.scaled_dot_product_attention.default,
+            ("q", "k", "v", "m"),
+            {"q": (2, a, b, 4), "k": (2, a, b, 4), "v": (2, a, b, 4), "m": (b, b)},
+            integers={"m": 0},
+        ),
+        "attention of padded keys": Case(
+            ATEN.scaled_dot_product_attention.default,
+            ("q", "k", "v", "m"),
+            {"q": (2, 2 * a, b, 4), "k": (2, a, b, 4), "v": (2, a, b, 4), "m": (2, 1, 1, b)},
+            integers={"m": 0},
+            kwargs={"enable_gqa": True},
         ),
         "attention in groups": Case(
             ATEN.scaled_dot_product_attention.default,
@@ -121,6 +140,7 @@ def cases(a: int, b: int, c: int) -> dict[str, Case]:
         ),
         "cross entropy in space": Case(ATEN.cross_entropy_loss.default, ("x", "t"), volume, {}, {"t": b}),
         "nll loss": Case(ATEN.nll_loss_nd.default, ("x", "t"), table, {}, {"t": c}),
+        "flatten of one column": Case(ATEN.flatten.using_ints, ("x", 1, 2), {"x": (a, b, 1)}),
         "view apart": Case(ATEN.view.default, ("x", [a, b, 2, c]), {"x": (a, b, 2 * c)}),
         "view together": Case(ATEN.view.default, ("x", [a * b, c]), x),
         "flatten": Case(ATEN.flatten.using_ints, ("x", 1, 2), x),

@@ -21,6 +21,7 @@ DRAWN = 3
 
 HEADS = "blocks.*.attention:heads,blocks.*.feedforward:hidden"
 SEQUENCE = f"{HEADS},token:sequence,blocks.*:sequence,norm:sequence"
+RING = "blocks.*.attention:ring,token:sequence,blocks.*:sequence,norm:sequence"
 VOCABULARY = f"{HEADS},token:vocabulary,head:out"
 CHANNELS = "input:hidden,down.*:hidden,up.*.convolutions:hidden"
 SQUARE = "blocks.*.attention:heads:samples,blocks.*.feedforward:hidden:samples,*::stored,*::samples"
@@ -51,6 +52,7 @@ CASES: Mapping[str, Case] = {
         f"U-Net by channels, group {group}": Case("unet3d", (("size", "tiny"),), CHANNELS, (group,), micro=2)
         for group in (2, 4)
     },
+    "GPT-2 in a ring": Case("gpt2", TINY, RING, (2,)),
     "GPT-2 with dropout": Case("gpt2", (("size", "tiny"), ("dropout", "0.1")), SEQUENCE, (2,)),
     "GPT-2 on two axes": Case(
         "gpt2", TINY, "blocks.*.attention:heads:samples,blocks.*.feedforward:hidden:samples", (2, 2)

@@ -79,12 +79,32 @@ SEQUENCE = {
 def test_attention_over_a_cut_sequence_trains_as_one_process(way: str, name: str, ranks: int) -> None:
     captured, tensors, batches, one = prepared(name)
     attention, others = SEQUENCE[name]
-    cuts = others | ({attention: "ulysses"} if way == "ulysses" else {attention: "dim2"})
+    cuts = others | {attention: "dim2" if way == "gather" else way}
     chosen = [Wish(pattern, 0, factor) for pattern, factor in cuts.items()]
     trained, graph = together(captured, tensors, batches, (ranks,), chosen)
     assert max(difference(one, trained)) < EXACT
     ways = {step.forward for x in graph.conversions() for step in x.steps if "attention" in x.layer}
     assert ("exchange" in ways) == (way == "ulysses")
+
+
+RINGS = {  # causal in a zigzag; with fewer heads of keys; of rows that ranks cannot share evenly
+    "our GPT-2": SEQUENCE["our GPT-2"],
+    "Llama": ("model.layers.*.self_attn", {"model": "sequence"}),
+    "ViT": ("vit.layers.*.attention", {"vit": "sequence"}),
+}
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("name", RINGS)
+def test_keys_and_values_go_round_the_ranks_as_in_one_process(name: str, ranks: int) -> None:
+    captured, tensors, batches, one = prepared(name)
+    attention, others = RINGS[name]
+    chosen = [Wish(pattern, 0, factor) for pattern, factor in (others | {attention: "ring"}).items()]
+    trained, graph = together(captured, tensors, batches, (ranks,), chosen)
+    assert max(difference(one, trained)) < EXACT
+    done = [x for x in graph.placed if "ring" in x.kernels.values()]
+    assert len(done) == 2
+    assert all(x.inputs["key"].cuts == x.inputs["query"].cuts for x in done)
 
 
 MESHES_OF_TWO = (
@@ -166,7 +186,7 @@ def test_q_k_and_v_of_one_input_share_one_sum() -> None:
         (
             {"blocks.*.attention": "columns"},
             BadInput,
-            r"factor 'columns' .*allowed: heads, hidden, ulysses, out, in",
+            r"factor 'columns' .*allowed: heads, hidden, ulysses, ring, out, in",
         ),
         ({"norm": "vocabulary"}, BadInput, r"no operation of 'norm' has the factor 'vocabulary'"),
         ({"block.*": "heads"}, BadInput, r"no module 'block.\*' .*allowed: token, position"),

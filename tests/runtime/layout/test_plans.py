@@ -26,6 +26,7 @@ from tests.runtime.plans import plan_for
 WORDS = "tests/runtime/layout/workloads/words.py"
 HEADS = {"blocks.*.attention": "heads", "blocks.*.feedforward": "hidden"}
 SEQUENCE = HEADS | {"token": "sequence", "blocks.*": "sequence", "norm": "sequence"}
+RING = {"blocks.*.attention": "ring", "token": "sequence", "blocks.*": "sequence", "norm": "sequence"}
 VOCABULARY = HEADS | {"token": "vocabulary", "head": "out"}
 STORED = {"*": "samples", "blocks.*.attention": "stored", "blocks.*.feedforward": "stored", "token": "stored"}
 SQUARE = {"*": "samples", "blocks.*.attention": "stored+heads", "blocks.*.feedforward": "stored+hidden"}
@@ -70,6 +71,8 @@ SHAPES: Mapping[str, tuple[Mapping[str, str], tuple[int, ...], dict[str, object]
     "a tied weight on two stages": (SEQUENCE, (2,), {"workers": 2}),
     "split backward": (HEADS, (2,), {"workers": 2, "family": "zb-h1"}),
     "recomputed": (SEQUENCE, (2,), {"workers": 2, "recompute": (0,)}),
+    "a ring": (RING, (2,), {"workers": 1}),
+    "a ring, split backward": (RING, (2,), {"workers": 2, "family": "zb-h1"}),
     "chimera": (HEADS, (2,), {"workers": 2, "family": "chimera"}),
     "weights that rest in parts": (STORED, (2,), {"workers": 1}),
     "weights that rest in parts, split backward": (STORED, (2,), {"workers": 2, "family": "zb-h1"}),

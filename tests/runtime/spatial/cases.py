@@ -31,6 +31,7 @@ class Case:
     channels: tuple[int, ...]  # of each input
     dims: int  # spatial
     refused: str = ""  # the operation that the error names; "" where it must be exact
+    around: str = ""  # how the name begins of the operation without a rule, which tensors are gathered for
 
     def shapes(self, sizes: Sizes) -> list[tuple[int, ...]]:
         return [(2, channels, *sizes[: self.dims]) for channels in self.channels]
@@ -46,10 +47,11 @@ def case(
     dims: int = 2,
     channels: tuple[int, ...] = (4,),
     refused: str = "",
+    around: str = "",
 ) -> None:
     """`build` makes a module, or is a function of the inputs."""
     assert name not in CASES, name
-    CASES[name] = Case(name, build, channels, dims, refused)  # type: ignore[arg-type]
+    CASES[name] = Case(name, build, channels, dims, refused, around)  # type: ignore[arg-type]
 
 
 def function(name: str, body: Callable[..., object], **settings: object) -> None:
@@ -153,7 +155,7 @@ def _pools() -> None:
     function(
         "maxpool2d with indices",
         lambda x: F.avg_pool2d(F.max_pool2d(x, 2, return_indices=True)[0], 2),
-        refused="aten.max_pool2d_with_indices",
+        around="aten.max_pool2d_with_indices",
     )
     for size in (1, 4, 5, (4, 1), (4, 6)):
         function(f"adaptive avg {size}", lambda x, s=size: F.adaptive_avg_pool2d(x, s))
@@ -185,7 +187,7 @@ def _norms() -> None:
     case(
         "layernorm over space",
         lambda: Apply(lambda c, x: c(F.layer_norm(x, x.shape[1:])), nn.Conv2d(4, 4, 3, padding=1)),
-        refused="aten.layer_norm",
+        around="aten.layer_norm",
     )
     case(
         "conv after a normed one",
@@ -240,13 +242,13 @@ def _rows() -> None:
     function("flip both", lambda x: x.flip(3, 2) * x)
     function("roll", lambda x: x.roll((3, -2), (2, 3)))
     function("roll far", lambda x: x.roll(-7, 2))
-    function("roll flattened", lambda x: F.avg_pool2d(x.roll(3), 2), refused="aten.roll")
+    function("roll flattened", lambda x: F.avg_pool2d(x.roll(3), 2), around="aten.roll")
     function("concat channels", lambda x, y: torch.cat([x, y.relu()], 1), channels=(4, 2))
     function("concat rows", lambda x, y: torch.cat([x, y, x[:, :, :3]], 2), channels=(4, 4))
     function("concat columns", lambda x: torch.cat([x[..., 1:], x, x.flip(3)], 3))
     function("stack", lambda x: torch.stack([x, x.sin()], 1).flatten(1, 2))
     function("chunk and multiply", lambda x: torch.mul(*x.chunk(2, 1)))
-    function("split along rows", lambda x: F.avg_pool2d(x.split(4, 2)[1], 1), refused="aten.split")
+    function("split along rows", lambda x: F.avg_pool2d(x.split(4, 2)[1], 1), around="aten.split")
     function("crop as a valid unet", lambda x: torch.cat([x[:, :, 2:-2, 2:-2], F.avg_pool2d(x, 5, 1)], 1))
     function("differences", lambda x: (x[:, :, 1:] - x[:, :, :-1]).abs().mean())
 
@@ -304,7 +306,7 @@ def _elementwise() -> None:
     function("channel attention", lambda x: x * x.mean((2, 3), keepdim=True).softmax(1))
     function("spatial gate", lambda x: x * x.amax(1, keepdim=True).sigmoid())
     function("softmax of channels", lambda x: x.softmax(1) * x.log_softmax(1))
-    function("softmax over rows", lambda x: F.avg_pool2d(x.softmax(2), 2), refused="aten.softmax")
+    function("softmax over rows", lambda x: F.avg_pool2d(x.softmax(2), 2), around="aten.softmax")
     function("permute and back", lambda x: x.permute(0, 2, 3, 1).sin().permute(0, 3, 1, 2))
     case(
         "linear on channels last",
@@ -316,8 +318,8 @@ def _elementwise() -> None:
     function("flatten rows and sum", lambda x: x.flatten(2).square().sum(-1))
     case("standardised weight", _Standardised)
     case("tied weight", _Tied)
-    function("cumulative sum", lambda x: F.avg_pool2d(x.cumsum(2), 2), refused="aten.cumsum")
-    function("attention over space", _attention, refused="aten.")
+    function("cumulative sum", lambda x: F.avg_pool2d(x.cumsum(2), 2), around="aten.cumsum")
+    function("attention over space", _attention, around="aten.")
 
 
 def _write_into_a_row(x: Tensor) -> Tensor:
@@ -409,14 +411,14 @@ def _reductions() -> None:
     function(
         "norm 3 over space",
         lambda x: F.avg_pool2d(x / torch.linalg.vector_norm(x, 3, (2, 3), keepdim=True), 2),
-        refused="aten.linalg_vector_norm",
+        around="aten.linalg_vector_norm",
     )
     function("norm of zeros", lambda x: torch.linalg.vector_norm(x * 0, 2, (2, 3)))
     function("var without correction", lambda x: x.var((2, 3), correction=0))
     function(
         "max over rows with places",
         lambda x: F.avg_pool2d(x / x.max(2, keepdim=True)[0], 2),
-        refused="aten.max",
+        around="aten.max",
     )
     function("centred", lambda x: x - x.mean((2, 3), keepdim=True))
     function("logsumexp of channels", lambda x: x.logsumexp(1))

@@ -55,7 +55,11 @@ class Scaled(nn.Module):
 
 
 def reference(
-    module: nn.Module, *shapes: Sequence[int], seed: int = 0, dtype: torch.dtype = torch.float64
+    module: nn.Module,
+    *shapes: Sequence[int],
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+    micro: int = 2,
 ) -> Reference:
     """Everything before the loss is the stage under test; `shapes` are those of the inputs, batch included."""
     torch.manual_seed(seed)
@@ -65,7 +69,7 @@ def reference(
     def batch(n: int) -> tuple[object, object]:
         return tuple(torch.zeros(n, *x.shape[1:], dtype=x.dtype) for x in examples), torch.zeros(n)
 
-    captured = capture(module, batch, _loss, micro=2)  # no trace of one sample
+    captured = capture(module, batch, _loss, micro=micro)  # no trace of one sample
     tensors = {name: tensor.clone() for name, tensor in captured.initial(module).items()}
     stage = cut(captured, [len(captured.graph.layers) - 1])[0]
     values = captured.batch_values(examples, torch.zeros(len(examples[0])))

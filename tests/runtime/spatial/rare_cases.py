@@ -20,8 +20,9 @@ def register(case: Register, function: Register) -> None:
         function(f"rare {name}", body)
     for name, body in LOSSES.items():
         function(f"rare {name}", body, channels=(4, 4))
-    for name, (body, refused) in REFUSED.items():
-        function(f"rare {name}", _then_pooled(body), refused=refused)
+    for name, (body, around) in WITHOUT_RULE.items():
+        function(f"rare {name}", _then_pooled(body), around=around)
+    function("rare written into", _then_pooled(_assigned), refused="fill_")
     case("rare conv3d of three kernels", lambda: nn.Conv3d(4, 4, (1, 3, 5), (2, 1, 1), (0, 1, 2)), dims=3)
     function("rare adaptive avg 3d", lambda x: F.adaptive_avg_pool3d(x, (5, 1, 4)), dims=3)
     function(
@@ -226,7 +227,7 @@ def _assigned(x: Tensor) -> Tensor:
     return y * 2
 
 
-REFUSED: dict[str, tuple[Function, str]] = {
+WITHOUT_RULE: dict[str, tuple[Function, str]] = {
     "rows picked by number": (lambda x: x.index_select(2, torch.tensor([5, 0, 3, 7])), "aten.index"),
     "sorted rows": (lambda x: x.sort(2)[0], "aten.sort"),
     "largest rows": (lambda x: x.topk(4, 2)[0], "aten.topk"),
@@ -238,7 +239,6 @@ REFUSED: dict[str, tuple[Function, str]] = {
         "aten.linalg_vector_norm",
     ),
     "turned": (lambda x: x.rot90(1, (2, 3)), "aten.rot90"),
-    "written into": (_assigned, "fill_"),
     "rows times columns": (lambda x: x @ x.transpose(2, 3), "aten.matmul"),
     "its own kernel": (lambda x: F.conv2d(x, x[:, :, :4, :4], padding=2), "aten.conv2d"),
     "unfolded": (lambda x: x.unfold(2, 3, 1).mean(-1), "aten.unfold"),

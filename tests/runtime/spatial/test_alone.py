@@ -12,16 +12,18 @@ from planner.workload import load
 from runtime.spatial import AloneShard
 
 UNET = {"size": "tiny"}
-TURNED = """
+WRITTEN = """
 import torch
 from torch import nn
 
-class Turned(nn.Conv2d):
+class Written(nn.Conv2d):
     def forward(self, x):
-        return super().forward(x.rot90(1, (2, 3)))
+        x = x.clone()
+        x[:, :, 0] = 0.0
+        return super().forward(x)
 
 def build():
-    return Turned(3, 4, 1)
+    return Written(3, 4, 1)
 
 def batch(n):
     return torch.randn(n, 3, 8, 8), torch.randn(n, 4, 8, 8)
@@ -82,9 +84,9 @@ def test_a_model_without_space_is_refused_with_what_its_first_layer_reads() -> N
 
 
 def test_a_model_without_a_rule_for_its_layers_is_refused_with_the_first_operation(tmp_path: Path) -> None:
-    path = tmp_path / "turned.py"
-    path.write_text(TURNED)
-    why = r"on shards \[2\]: \S+.*: aten\.rot90 on parts of a sample: there is no rule for it"
+    path = tmp_path / "written.py"
+    path.write_text(WRITTEN)
+    why = r"on shards \[2\]: \S+.*: aten\.fill_ on parts of a sample: it writes into a part of a tensor"
     with pytest.raises(BadInput, match=why):
         measure.profile(
             load(str(path)), "roofline:V100-32GB", micros=(1,), spatial=AloneShard(), grids=((2,),)

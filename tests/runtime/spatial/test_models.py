@@ -12,10 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models import cosmoflow, resnet50, unet3d
+from planner.capture import cut
 from planner.capture.stage_modules import whole
 from planner.errors import BadInput
 from planner.spatial import NoRule, price
 from runtime.spatial.analyse import analyse
+from runtime.spatial.ranks import analyse_stages
 from tests.draws import covering
 from tests.runtime.spatial.training import Job, Trained, alone, alone_nearby, job, on_shards
 
@@ -108,8 +110,8 @@ class _Attention(nn.Module):
         return out
 
 
-class _Reshaped(nn.Module):
-    """A view behind a layer, in code that has no parameters: it is counted to that layer, and is not in it."""
+class _Written(nn.Module):
+    """A write behind a layer, in code that has no parameters: it is counted to that layer, and is not in it."""
 
     def __init__(self, part: nn.Module | None) -> None:
         super().__init__()
@@ -118,31 +120,53 @@ class _Reshaped(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.first(x)
-        flat = self.part(y) if self.part is not None else y.view(-1, 256)
-        out: Tensor = self.last(flat.unflatten(1, (4, 8, 8)))
+        out: Tensor = self.last(self.part(y) if self.part is not None else _without_first_row(y))
         return out
 
 
-@pytest.mark.parametrize(
-    ("part", "what"),
-    [(None, r"forward of the model .*: aten\.view"), (nn.Flatten(), r"part .*: aten\.flatten")],
-)
+class _Rowless(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return _without_first_row(x)
+
+
+def _without_first_row(x: Tensor) -> Tensor:
+    y = x.clone()
+    y[:, :, 0] = 0.0
+    return y
+
+
+@pytest.mark.parametrize(("part", "what"), [(None, r"forward of the model .*"), (_Rowless(), r"part .*")])
 def test_what_belongs_to_no_layer_is_named_with_the_module_that_it_is_written_in(
     part: nn.Module | None, what: str
 ) -> None:
     """When a stage is cut, and when a plan is made of a profile, which knows operations as text."""
-    given = job(_Reshaped(part), lambda n: (torch.randn(n, 1, 8, 8), torch.randn(n, 1, 8, 8)), F.mse_loss)
+    given = job(_Written(part), lambda n: (torch.randn(n, 1, 8, 8), torch.randn(n, 1, 8, 8)), F.mse_loss)
     for refused in (lambda: analyse(whole(given.captured), (2,)), lambda: price(given.captured.graph, (2,))):
-        with pytest.raises(NoRule, match=f"^{what} on parts .*allowed: whole samples") as error:
+        with pytest.raises(NoRule, match=rf"^{what}: aten\.fill_ on parts .*allowed: whole samples") as error:
             refused()
         assert error.value.layer == "first"
         assert "(counted to layer 'first')" in error.value.where
 
 
-def test_attention_over_space_within_a_segment_is_named_with_its_module() -> None:
+def test_samples_are_gathered_around_attention_over_space_and_the_price_knows_it() -> None:
+    torch.manual_seed(0)
     given = job(_Attention(), lambda n: (torch.randn(n, 1, 8, 8), torch.randn(n, 1, 8, 8)), F.mse_loss)
-    with pytest.raises(BadInput, match=r"layer 'first'\): aten\.scaled_dot_product_attention"):
-        analyse(whole(given.captured), (2,))
+    expected = alone(given)
+    for mine in on_shards(given, (2,)):
+        assert _far(mine, expected) < 1e-12
+    found = price(given.captured.graph, (2,))
+    assert found.gathered == {"first": "aten.scaled_dot_product_attention"} and found.around == {"first"}
+    whole_bytes = 4 * 8 * 8 * 2 * 8  # of two samples in double precision
+    sent = found.layers["first"].traffic, found.layers["last"].traffic
+    assert sent[0].gather_bytes == whole_bytes // 2
+    assert sent[1].back_resplit_bytes == whole_bytes // 2 and sent[1].resplit_bytes == 0
+    assert found.layers["last"].on_shards
+
+
+def test_samples_are_cut_again_in_the_next_stage_too() -> None:
+    given = job(_Attention(), lambda n: (torch.randn(n, 1, 8, 8), torch.randn(n, 1, 8, 8)), F.mse_loss)
+    later = analyse_stages(cut(given.captured, [1]), [(2,), (2,)], 2)[1].segment.placed[0]
+    assert later.operation.operation == "aten.conv2d" and later.step is not None and later.resplits
 
 
 def test_a_size_that_values_tell_is_refused_when_a_stage_is_cut() -> None:

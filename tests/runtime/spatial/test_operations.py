@@ -150,8 +150,20 @@ def test_a_sample_is_cut_in_three_dimensions_too(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [case.name for case in CASES.values() if case.refused])
-def test_what_has_no_rule_is_refused_by_name(name: str) -> None:
+def test_a_write_into_parts_is_refused_by_name(name: str) -> None:
     _check(Variant(CASES[name], "even", (2,)))
+
+
+@pytest.mark.parametrize("name", part([case.name for case in CASES.values() if case.around], 6))
+def test_samples_are_gathered_around_what_has_no_rule_and_cut_again_behind(name: str) -> None:
+    variant = Variant(CASES[name], "even", (2,))
+    ref = variant.reference()
+    how = variant.analysed(ref)
+    gathered = [x.operation.operation for x in how.segment.placed if x.around]
+    assert gathered and all(x.startswith(variant.case.around) for x in gathered)
+    assert any(not layout.whole for layout in how.outputs.values()), "cut again"
+    made = threads.run(2, lambda wire: on_shards(ref, (2,), how, wire))
+    assert max(differences(ref, how, made, (2,)).values()) < EXACT
 
 
 @pytest.mark.parametrize("grid", part([(2,), (3,), (2, 2)], 1), ids=str)

@@ -18,6 +18,7 @@ from planner.plan.yaml import parse
 from planner.profile import Profile, Seconds
 from planner.report import Contents
 from planner.simulate import period_of_plan
+from planner.spatial import price
 from planner.verify import violations
 from planner.workload import load
 from runtime.spatial import AloneShard
@@ -37,10 +38,11 @@ def machines(devices: int, memory: int = 16 * 10**9, device: str = "V100-16GB") 
 
 
 @cache
-def volumes() -> Profile:
+def volumes(attending: str = "False") -> Profile:
     """By roofline, with times at which shards pay: in proportion, and a little less."""
+    arguments = {"attending": attending} if attending == "True" else {}
     found = measure.profile(
-        load(VOLUME, {}), "roofline:V100-16GB", micros=(1,), spatial=AloneShard(), grids=((2,), (2, 2))
+        load(VOLUME, arguments), "roofline:V100-16GB", micros=(1,), spatial=AloneShard(), grids=((2,), (2, 2))
     )
     costs = {}
     for key, row in found.costs.items():
@@ -106,6 +108,20 @@ def test_what_the_planner_chooses_is_what_was_asked_for_and_holds(name: str) -> 
 @pytest.mark.parametrize("name", part(CHOICES, 4))
 def test_what_the_planner_chooses_trains_as_one_process_does(name: str, pool: Pool, tmp_path: Path) -> None:
     plan = chosen(name)
+    have = run(pool, plan, tmp_path, steps=3, compare_holders=False)
+    found = distance(expected(plan, tmp_path, steps=3), have)
+    assert found.worst() < 1e-10, found
+
+
+@pytest.mark.parametrize("shape", part([{}, {"pipeline": 2, "schedule": "zb-h1"}], 1), ids=str)
+def test_a_network_that_looks_at_all_of_space_within_trains_on_shards_as_one_process_does(
+    shape: dict[str, object], pool: Pool, tmp_path: Path
+) -> None:
+    profile, cluster = volumes("True"), machines(2 if not shape else 4)
+    plan = solve(
+        Question(profile=profile, cluster=cluster, batch=4, fix={"spatial": 2, "gather": "last", **shape})
+    )
+    assert price(profile.graph, (2,)).around and violations(plan, profile=profile, cluster=cluster) == []
     have = run(pool, plan, tmp_path, steps=3, compare_holders=False)
     found = distance(expected(plan, tmp_path, steps=3), have)
     assert found.worst() < 1e-10, found

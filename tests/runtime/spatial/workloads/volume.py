@@ -8,8 +8,9 @@ CLASSES = 3
 
 
 class Net(nn.Module):
-    def __init__(self, dropout: float, momentum: float | None) -> None:
+    def __init__(self, dropout: float, momentum: float | None, attending: bool) -> None:
         super().__init__()
+        self.attending = attending
         self.first = nn.Sequential(
             nn.Conv3d(1, 4, 3, padding=1, bias=False),
             nn.BatchNorm3d(4, momentum=momentum),
@@ -27,13 +28,20 @@ class Net(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         skip = self.first(x)
         low = self.down(skip)
+        low = low + _attended(low) if self.attending else low
         y: Tensor = self.last(torch.cat([self.up(self.deep(low)), F.max_pool3d(skip, 3, 1, 1)], 1))
         return y
 
 
-def build(dropout: float = 0.0, momentum: float = 0.1) -> nn.Module:
+def _attended(x: Tensor) -> Tensor:
+    """Every voxel looks at all of them, which shards have no rule for."""
+    voxels = x.flatten(2).transpose(1, 2)
+    return F.scaled_dot_product_attention(voxels, voxels, voxels).transpose(1, 2).reshape(x.shape)
+
+
+def build(dropout: float = 0.0, momentum: float = 0.1, attending: bool = False) -> nn.Module:
     """Without momentum running statistics are the averages of all batches."""
-    return Net(dropout, momentum or None).double()
+    return Net(dropout, momentum or None, attending).double()
 
 
 def batch(n: int, side: int = 8) -> tuple[Tensor, Tensor]:
