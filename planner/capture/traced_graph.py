@@ -97,8 +97,9 @@ def line_of(node: fx.Node) -> str:
     """
     trace = str(node.meta.get("trace") or node.meta.get("stack_trace") or "")
     frames = re.findall(r'File "(.+?)", line (\d+)', trace)
-    ours = str(Path(__file__).parents[1])
-    other = [f"{file}:{line}" for file, line in frames if not file.startswith((ours, "<"))]
+    house = Path(__file__).parents[2]
+    ours = (f"{house}/planner/", f"{house}/runtime/", f"{house}/shardwright.py", "<")
+    other = [f"{file}:{line}" for file, line in frames if not file.startswith(ours)]
     own = [place for place in other if "site-packages" not in place]
     return own[-1] if own else ""
 

@@ -205,6 +205,16 @@ def test_a_chunk_is_chosen_that_fits_and_is_told_beside_the_cube(place: Place, t
     assert not (tmp_path / "out.npy").exists()
 
 
+def test_a_norm_in_a_module_without_a_line_of_the_user_is_refused_by_the_modules_path_alone(
+    place: Place, tmp_path: Path
+) -> None:
+    before, _, after = (place[0] / "net.py").read_text().partition('def build(norm: str = "batch"):')
+    made = "def build():\n    return nn.Sequential(nn.Conv2d(1, 3, 3), nn.InstanceNorm2d(3))\n\ndef batch"
+    (tmp_path / "net.py").write_text(before + made + after.partition("def batch")[2])
+    with pytest.raises(BadInput, match=r"^module '1.*: aten\.instance_norm needs all of space"):
+        prepared(request(place[0], tmp_path / "out.npy", workload=str(tmp_path / "net.py")))
+
+
 def test_a_norm_over_space_is_refused_and_blended_instead(place: Place, tmp_path: Path) -> None:
     folder, _ = place
     module = load(str(folder / "net.py"), {"norm": "instance"}).build()

@@ -57,7 +57,8 @@ def test_every_rank_holds_what_was_predicted_within_four_percent(
 ) -> None:
     """Whatever the pace of links is: a rehearsal takes the fastest and the slowest.
 
-    Between stages, a message less may be on its way than could be.
+    Between stages it may be a message less. A forward is reckoned with the workspace of a backward, while more messages
+    are there. A gradient that comes back is reckoned beside the workspace of the layer that it is for, and may be in it.
     """
     plan = solved(name, sharing, stages, data, family)[0]
     message = max((hop.bytes for hop in plan.hops), default=0)
