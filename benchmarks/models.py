@@ -70,7 +70,7 @@ def chosen(choice: Choice, say: Callable[[str], object] = print) -> Iterator[tup
     drawn: list[list[tuple[str, str]]] = []
     for name in choice.only:
         if missing := FAMILIES[name].missing():
-            say(f"{name}: left out, {', '.join(missing)} not installed here")
+            say(f"{name}: left out, {', '.join(missing)}")
             continue
         cases = [x for x in FAMILIES[name].cases() if not choice.names or any(y in x for y in choice.names)]
         Random(choice.seed).shuffle(cases)

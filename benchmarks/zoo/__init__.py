@@ -7,6 +7,7 @@ batches and its loss. `check.py` judges one case, and `limits.py` does so in pro
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from importlib.util import find_spec
 from typing import NamedTuple
 
@@ -20,8 +21,18 @@ class Family(NamedTuple):
     ranks: bool = False  # cases also train under plans of two ranks, beside a plain loop
 
     def missing(self) -> list[str]:
-        """Returns the packages that are not installed here."""
-        return [name for name in self.needs if find_spec(name) is None]
+        """Returns why the family's packages cannot be had here, each in words."""
+        return [why for name in self.needs if (why := _missing(name))]
+
+
+def _missing(name: str) -> str:
+    if find_spec(name) is None:
+        return f"{name} is not installed here"
+    try:
+        import_module(name)
+    except Exception as error:  # a package built for another torch fails in ways of its own
+        return f"{name} does not load here ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
+    return ""
 
 
 FAMILIES = {
