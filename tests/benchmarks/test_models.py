@@ -134,7 +134,7 @@ def test_a_package_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(FAMILIES, "absent", Family(("no_such_package",), dict))
     said: list[str] = []
     assert list(chosen(Choice(only=("absent",)), said.append)) == []
-    assert said == ["absent: left out, no_such_package not installed here"]
+    assert said == ["absent: left out, no_such_package is not installed here"]
 
 
 def test_what_the_journal_has_is_not_judged_again(tmp_path: Path) -> None:
