@@ -170,6 +170,36 @@ def resident() -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS"))
 
 
+HELD = (
+    "share kept",
+    "precision",
+    "bytes a parameter",
+    "predicted",
+    "measured over predicted",
+    "peak above start, MiB",
+)
+OF_HELD = (
+    "Bytes are of all tensors that outlive a step.",
+    "The peak is of the process, above what it held with the captured model alone.",
+)
+
+
+def held_row(size: str, case: Case) -> tuple[Cell, ...]:
+    held = Held(*in_a_process(f"hold({size!r}, *{list(case)!r})"))
+    over = held.bytes_each / held.predicted_each
+    return case.share, _precision(case), held.bytes_each, held.predicted_each, over, held.peak / MIB
+
+
+def held_table(size: str, cases: Sequence[Case], *notes: str) -> Table:
+    """Returns what each case holds."""
+    return Table(
+        title=f"gpt2 {size}, AdamW, one rank: memory alone",
+        columns=HELD,
+        rows=[held_row(size, case) for case in cases],
+        notes=(*OF_HELD, *notes),
+    )
+
+
 def trained_table(size: str, cases: Sequence[Case], steps: int, notes: tuple[str, ...] = ()) -> Table:
     """Returns what each case holds, and what its steps take over those of the first."""
     rows: list[tuple[Cell, ...]] = []
@@ -177,35 +207,14 @@ def trained_table(size: str, cases: Sequence[Case], steps: int, notes: tuple[str
         beside = [list(each) for each in dict.fromkeys((cases[0], case))]
         took: list[list[float]] = in_a_process(f"time_steps({size!r}, {beside!r}, {steps})")
         times = took[-1]
-        held = Held(*in_a_process(f"hold({size!r}, *{list(case)!r})"))
-        rows.append(
-            (
-                case.share,
-                _precision(case),
-                held.bytes_each,
-                held.predicted_each,
-                held.bytes_each / held.predicted_each,
-                held.peak / MIB,
-                statistics.median(times),
-                statistics.median(own / dense for own, dense in zip(times, took[0], strict=True)),
-            )
-        )
+        over = statistics.median(own / dense for own, dense in zip(times, took[0], strict=True))
+        rows.append((*held_row(size, case), statistics.median(times), over))
     return Table(
         title=f"gpt2 {size}, AdamW, one rank",
-        columns=(
-            "share kept",
-            "precision",
-            "bytes a parameter",
-            "predicted",
-            "measured over predicted",
-            "peak above start, MiB",
-            "processor s a step",
-            "over dense",
-        ),
+        columns=(*HELD, "processor s a step", "over dense"),
         rows=rows,
         notes=(
-            "Bytes are of all tensors that outlive a step.",
-            "The peak is of the process, above what it held with the captured model alone.",
+            *OF_HELD,
             "Steps of a row and of the first row were taken in turn, in a process with these two trainings alone. Times "
             f"are medians of {steps}, and so is what they are over the dense step beside them.",
             *notes,
@@ -452,8 +461,7 @@ def run(quick: bool) -> Result:
     beside, learned = peer_table(512 if quick else 2048), digits_table(100 if quick else DIGITS_STEPS)
     tables = [small, beside, learned]
     if not quick:
-        tied = trained_table("small", [Case(1.0, "fp32"), Case(0.1, "fp32")], TIMED_STEPS, (TIED,))
-        tables.append(tied)
+        tables.append(held_table("small", [Case(1.0, "fp32"), Case(0.1, "fp32")], TIED))
     over = [(f"{row[0]}, {row[1]}", row[4]) for row in small.rows]
     return Result(
         name="pruned",
