@@ -18,9 +18,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from planner.capture import opaque_layers
 from planner.cluster import Device
 from planner.measure.bench import Bench
-from planner.measure.footprint import Footprint, Reserves, footprint
+from planner.measure.footprint import Footprint, footprint
 from planner.measure.passes import Specimen, forget_gradients, gradients_of, roots_of, whole_backward
 from planner.measure.process.protocol import Begun, Done, Failed, MeasureProgress, RowEvent
+from planner.measure.reserves import Reserves
 from planner.measure.specimens import Situation, fake_specimen, real_specimen
 from planner.measure.timing import (
     VISITS,
