@@ -207,7 +207,7 @@ def moving(
         on_top=passing[:-1, :-1] + work,
         waits=waiting_from(reused(graph), len(costs)),
         early=_early(graph, size_of),
-        forwards=forwards and forward_amounts(graph, keepers, size_of, forwards),
+        forwards=None if forwards is None else forward_amounts(graph, keepers, size_of, forwards),
     )
     workspace, reversing, walking = working.shared(nothing, nothing, nothing, nothing)
     return (
