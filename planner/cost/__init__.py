@@ -2,7 +2,7 @@
 
 In: a `Profile`, a setting of it, and for samples cut in space a `GridChoice`. Out: `Tables`, integer arrays over
 layer intervals [i, j), each interval a candidate stage. Start reading at `stage_bytes.py` (the definition, one
-stage at a time), then `tables.py` (all stages at once). `activation_tables.py`, `forwards.py` and `shared_weights.py`
+stage at a time), then `tables.py` (all stages at once). `activation_tables.py`, `values.py` and `shared_weights.py`
 are parts of these tables, `spatial_tables.py` makes them for shards and for tensors in parts, and `messages.py` says what
 stages send each other.
 """
@@ -24,8 +24,7 @@ from planner.cost.spatial_tables import (
     stage_of,
     update_pace,
 )
-from planner.cost.stage_bytes import stage_bytes
-from planner.cost.step_bytes import copies_of_statistics, losses_held, step_bytes
+from planner.cost.stage_bytes import copies_of_statistics, losses_held, stage_bytes, step_bytes
 from planner.cost.tables import INDEX_BYTES, Tables, price, setting_of
 
 __all__ = [

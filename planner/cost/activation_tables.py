@@ -9,9 +9,6 @@ from functools import cached_property
 import numpy as np
 
 from planner.arrays import BoolArray, IntArray
-from planner.cost.between_stages import neighbour_tables, passing_tables
-from planner.cost.forwards import forward_amounts, forward_workspaces
-from planner.cost.maxima import Growth, above_saved, over_layers, over_layers_waiting
 from planner.cost.shared_weights import (
     Rectangles,
     arriving_at_made,
@@ -23,7 +20,15 @@ from planner.cost.shared_weights import (
     weighing,
 )
 from planner.cost.stage_bytes import LEAF_BYTES, LOOK_BYTES
-from planner.cost.unit_tables import UnitsHeld, nothing
+from planner.cost.unit_tables import (
+    Growth,
+    UnitsHeld,
+    above_saved,
+    nothing,
+    over_layers,
+    over_layers_waiting,
+)
+from planner.cost.values import forward_amounts, forward_workspaces, neighbour_tables, passing_tables
 from planner.model import ModelGraph
 from planner.profile import LayerCost, storages
 

@@ -8,11 +8,11 @@ layer, and on the way back their gradients.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import prod
 from typing import NamedTuple
 
-from planner.cost.forwards import forward_values, forward_workspaces
 from planner.cost.messages import (
     added_values,
     crossing_values,
@@ -35,11 +35,12 @@ from planner.cost.shared_weights import (
     waiting,
     weighing,
 )
-from planner.cost.step_bytes import remembered_bytes, told_values, total_bytes
 from planner.cost.unit_tables import UnitBytes, in_two, unit_bytes
+from planner.cost.values import forward_values, forward_workspaces, told_values, total_bytes
 from planner.model import ModelGraph, Value
 from planner.plan import BY_ELEMENT, StageShard
 from planner.profile import CostKey, OptimizerCost, Profile, stage_memory, storages
+from planner.schedule import Schedule
 from planner.simulate import SQUARE_BYTES, SQUARED_ELEMENTS, StageBytes
 
 LEAF_BYTES = 4  # the tensor that stands for all that enters a stage, at which a walk ends
@@ -164,20 +165,19 @@ class _Stage:
         # Gradients of the loss, throughout a backward.
         self._told = total_bytes(profile, told_values(graph, layers), key)
         self._size_of = {value.name: profile.value_bytes(value.name, key) for value in graph.values}
-        rows_of_all = [profile.cost(x.name, key) for x in graph.layers]
-        keepers = self._keepers = storages(graph, rows_of_all).keepers()
-        self._forwards = forward_workspaces(rows_of_all)
+        rows = [profile.cost(x.name, key) for x in graph.layers]
+        self._forwards, self._keepers = forward_workspaces(rows), storages(graph, rows).keepers()
         self._on_top = [
             self._told
             + total_bytes(profile, passing_values(graph, self.first, self.first + k), key)
-            + total_bytes(profile, added_values(graph, keepers, self.first, self.first + k), key)
+            + total_bytes(profile, added_values(graph, self._keepers, self.first, self.first + k), key)
             + cost.workspace_bytes
             for k, cost in enumerate(self._costs)
         ]
         early = [early_values(graph, self.first, self.first + k, self.last) for k in range(count)]
         self._early = [total_bytes(profile, values, key) for values in early]
-        rows = zip(self.saved, self.inputs, self._on_top, self._early, strict=True)
-        self._during = [kept + self.inputs[-1] - seen + top + soon for kept, seen, top, soon in rows]
+        each = zip(self.saved, self.inputs, self._on_top, self._early, strict=True)
+        self._during = [kept + self.inputs[-1] - seen + top + soon for kept, seen, top, soon in each]
 
     @property
     def workspace(self) -> int:
@@ -195,8 +195,7 @@ class _Stage:
         if self._forwards is None:
             return self.workspace
         during = []
-        for k in range(len(self._costs)):
-            at = self.first + k
+        for k, at in enumerate(range(self.first, self.last + 1)):
             passing, sent = forward_values(self._graph, self._keepers, self.first, at, self.last)
             top = sum(self._size_of[v.name] for v in passing) - sum(self._size_of[v.name] for v in sent)
             kept = self.saved[k] + self.inputs[-1] - self.inputs[k]
@@ -242,6 +241,46 @@ class _Stage:
         held = below + LEAF_BYTES + sum(walked)
         second = max(map(sum, zip(top, self._units.second, strict=True)))
         return _Halves(held, max(first) + 2 * soon, held + second + together)
+
+
+def losses_held(schedule: Schedule) -> int:
+    """Returns how many losses a pipe holds until the step ends: one a micro-batch, in the pipe with the most.
+
+    Args: `schedule` tells the pipe of every micro-batch.
+    """
+    return max(Counter(schedule.pipe_of).values(), default=0)
+
+
+def copies_of_statistics(holders: int, *, recompute: bool) -> int:
+    """Returns how many copies of running statistics a stage of `holders` ranks holds.
+
+    Args: more than one holder keeps the statistics from before the step and adds up what the step brings. To
+        `recompute` takes one more copy, since a forward that is done again must leave no trace.
+    """
+    return 2 * (holders > 1) + recompute
+
+
+def remembered_bytes(graph: ModelGraph, layers: Sequence[str]) -> int:
+    """Returns the bytes of buffers that one micro-batch copies for layers that recompute, until its backward is over.
+
+    Copied are the buffers that the layers both write and read, since a kernel may have saved them again.
+
+    Args: `layers` are names.
+    """
+    names = set(layers)
+    return sum(row.bytes for row in graph.buffers if row.remembered and names.intersection(row.users))
+
+
+def step_bytes(profile: Profile, layers: Sequence[str], key: CostKey, *, losses: int, copies: int) -> int:
+    """Returns what a stage holds throughout a step beside its state, however many micro-batches are in flight.
+
+    Args: `losses` and `copies` are counts, from `losses_held` and `copies_of_statistics`. Buffers that the forward
+        also reads have no such copies, but `remembered_bytes`.
+    """
+    graph, names = profile.graph, set(layers)
+    statistics = [row for row in graph.buffers if row.mutated and not row.remembered]
+    copied = sum(row.bytes for row in statistics if names.intersection(row.users))
+    return copies * copied + losses * total_bytes(profile, told_values(graph, layers), key)
 
 
 def _updated(graph: ModelGraph, kept: Mapping[str, int], name: str) -> int:

@@ -3,6 +3,11 @@
 Everything here is bookkeeping over storages: fake tensors, where nothing is computed, give the same answer as real
 ones. Fake tensors claim to be on the CPU, so that attention takes a fused kernel as it does on a GPU. Masks and
 positions that a stage computes for itself count in every layer that keeps them: an overestimate.
+
+Fake tensors do not show the reserve that a recurrent kernel keeps for its backward. oneDNN's LSTM leaves its gates and
+states in one tensor, page after page. torch makes that tensor empty where nothing is computed. Its size is known from
+the shapes, to the byte in fp32. Other precisions take no more. Other devices keep gates and states as well, so the size
+is an estimate for them. GRUs and plain recurrent layers run as ordinary operations, whose tensors are seen.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.capture import meter_of, storage_of
 from planner.measure.passes import Apart, Specimen, forget_gradients, gradients_of, roots_of, whole_backward
@@ -72,9 +78,7 @@ def footprint(specimen: Specimen) -> Footprint:
         kept_bytes = own + sources.value_bytes(kept_inputs, kept_outputs)
         held = _held_bytes(specimen, outputs, saved, sources)
     owing = max(0, _owing_bytes(specimen, kept_inputs, kept_outputs) - own)
-    saved.kept.clear()
-    saved.used.clear()
-    del outputs
+    del outputs, saved
     peaks = _peaks(specimen)
     if peaks.halfway is not None:
         held = peaks.halfway
@@ -243,3 +247,54 @@ def _copy(tensor: Tensor) -> Tensor:
     flat = torch.as_strided(tensor.detach(), (count,), (1,), 0).clone()
     lies = flat.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
     return lies.requires_grad_(tensor.requires_grad)
+
+
+aten = torch.ops.aten
+
+PAGE_BYTES, FLOAT_BYTES, LINE_FLOATS = 4096, 4, 16
+
+
+def lstm_reserve_bytes(steps: int, samples: int, inputs: int, hidden: int) -> int:
+    """Returns the bytes that oneDNN's LSTM reserves in one layer and direction.
+
+    Args: `steps` is the sequence length; `samples`, `inputs` and `hidden` are sizes of the dims.
+    """
+    states = 2 * (steps + 1) * samples  # of the layer below and of this one, before and after each step
+    parts = [
+        steps * samples * _row(4 * hidden),
+        steps * samples * _row(hidden),
+        *[states * _row(max(inputs, hidden))] * 3,
+        *[states * hidden] * 2,
+    ]
+    return sum(-(-FLOAT_BYTES * floats // PAGE_BYTES) * PAGE_BYTES for floats in parts)
+
+
+def _row(floats: int) -> int:
+    """Returns the floats of a row in whole cache lines; one line more for multiples of 256, so that rows share no
+    set.
+    """
+    whole = -(-floats // LINE_FLOATS) * LINE_FLOATS
+    return whole + LINE_FLOATS if whole % 256 == 0 else whole
+
+
+class Reserves(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode under a FakeTensorMode that gives recurrent kernels the reserve that they would make.
+
+    A selection by a mask gives all rows, which are the most that it can give: the backward of an embedding with sparse
+    gradients leaves its padding out so.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if function is aten.index.Tensor and len(args[1]) == 1 and args[1][0].dtype == torch.bool:
+            given, mask = args[0], args[1][0]
+            return given.new_empty((mask.numel(), *given.shape[mask.ndim :]))
+        result = function(*args, **(kwargs or {}))
+        if function is not aten.mkldnn_rnn_layer.default:
+            return result
+        output, hidden, cell, empty = result
+        steps, samples, inputs = args[0].shape  # whatever `batch_first` says
+        size = lstm_reserve_bytes(steps, samples, inputs, output.shape[2])
+        return output, hidden, cell, empty.new_empty((size,))

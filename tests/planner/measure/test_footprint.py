@@ -13,12 +13,10 @@ from planner.capture import Captured, LiveBytes, capture, materialise, storage_o
 from planner.capture.stage_modules import whole
 from planner.cluster import catalogue as devices
 from planner.measure.bench import Bench
-from planner.measure.footprint import SavedTensors, footprint
+from planner.measure.footprint import Reserves, SavedTensors, footprint
 from planner.measure.measure import with_slack
-from planner.measure.reserves import Reserves
-from planner.measure.rows import counted_rows
+from planner.measure.rows import Counter, counted_rows
 from planner.measure.specimens import Way, fake_specimen, in_precision, real_specimen, situations
-from planner.measure.work import Counter
 from planner.profile import OptimizerCost, Profile, Seconds, check
 from planner.workload import load
 from tests.planner.graphs import saved_bytes
@@ -134,18 +132,17 @@ def test_fake_tensors_tell_the_same_as_real_ones() -> None:
 
 
 def test_a_forward_takes_less_for_itself_than_a_backward() -> None:
-    """A GELU keeps its input and makes its output; on its way back it has a gradient of each."""
+    """Forwards a layer makes its output beside what it keeps; on its way back it has a gradient of each."""
 
     def batch(n: int) -> tuple[object, object]:
         return torch.randn(n, 16), torch.randn(n, 16)
 
     captured = capture(nn.Sequential(nn.Linear(16, 16), nn.GELU()), batch, nn.functional.mse_loss)
     found = counted(bench_of(captured, batch), 4)
-    line, curve, _ = rows = [found.cost(layer.name, found.settings[0]) for layer in found.graph.layers]
+    line, loss = (found.cost(layer.name, found.settings[0]) for layer in found.graph.layers)
     one = 4 * 16 * 4
-    assert [line.forward_workspace_bytes, curve.forward_workspace_bytes] == [one, one]
-    assert curve.workspace_bytes == 2 * one
-    assert all((row.forward_workspace_bytes or 0) <= row.workspace_bytes for row in rows)
+    assert (line.own_saved_bytes, line.forward_workspace_bytes, loss.forward_workspace_bytes) == (one, one, 4)
+    assert line.workspace_bytes >= 2 * one and loss.workspace_bytes > 4
 
 
 class Sliced(nn.Module):

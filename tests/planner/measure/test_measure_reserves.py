@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 
 from planner.capture import storage_of
-from planner.measure.reserves import Reserves, lstm_reserve_bytes
+from planner.measure.footprint import Reserves, lstm_reserve_bytes
 
 SHAPES = [(1, 1, 1, 1), (5, 3, 8, 16), (8, 2, 33, 31), (9, 4, 256, 256), (3, 2, 1000, 24), (4, 3, 24, 320)]
 SHAPES += [
