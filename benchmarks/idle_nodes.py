@@ -39,7 +39,9 @@ STEPS, QUICK_STEPS = 1500, 100
 TIMES, QUICK_TIMES = 30, 4
 EVERY_S, GRACE_S, AIM_RESCALE_S = 2.0, 10.0, 15.0
 ENDS_S = 1500.0
-CLOSE = 1e-6  # sums of two replicas are added up in another order, and this training does not make more of that
+CLOSE = (
+    1e-6  # sums of two replicas are added up in another order, and this training does not make more of that
+)
 
 
 def plan(data: int, pace_s: str) -> Plan:
