@@ -132,8 +132,8 @@ def test_layouts_are_the_same_where_operations_are_remembered() -> None:
     """Lines of every kind after each other, so that what one line laid is met by the next."""
     work = gpt2()
     laid: Laid = {}
-    lines = [Wish("*", 1, "samples"), Wish("blocks.*.attention", 0, "heads"), Wish("*", 0, "stored")]
-    lines += [Wish("blocks.*.feedforward", 0, "hidden"), Wish("blocks.*", 1, "sequence")]
+    lines = [Wish("token", 1, "samples"), Wish("blocks.*.attention", 0, "heads"), Wish("*", 0, "stored")]
+    lines += [Wish("blocks.*.feedforward", 0, "hidden"), Wish("token", 1, "sequence")]
     for first in range(len(lines)):
         for end in range(first + 1, len(lines) + 1):
             assert graph_by(work, (2, 2), lines[first:end], laid) == graph_by(work, (2, 2), lines[first:end])
