@@ -7,8 +7,9 @@ these tables, `spatial_tables.py` makes them for shards and for tensors in parts
 """
 
 from planner.arrays import NS_PER_S
+from planner.cost.dealt_out import Owned
 from planner.cost.messages import Edges, hop_bytes
-from planner.cost.shared_weights import Owned, Rectangles, running_maximum
+from planner.cost.shared_weights import Rectangles, running_maximum
 from planner.cost.spatial_tables import (
     Grid,
     GridChoice,

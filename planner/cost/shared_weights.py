@@ -248,31 +248,6 @@ def running_maximum(amounts: IntArray) -> IntArray:
     return table
 
 
-class Owned(NamedTuple):
-    """A trained parameter, which one of its holders updates where these share the state of the optimizer."""
-
-    users: tuple[int, ...]  # positions of its layers, in order
-    elements: int
-    dtype: str
-
-
-def owned(graph: ModelGraph, kept: Mapping[str, int]) -> tuple[Owned, ...]:
-    """Returns the trained parameters that layers use, in the order in which they are dealt out: of their first layers.
-
-    Args: `kept` has the kept entries of pruned parameters.
-    """
-    rows = [
-        Owned(
-            tuple(sorted({graph.index[name] for name in row.users})),
-            kept.get(row.name, prod(row.shape)),
-            row.dtype,
-        )
-        for row in graph.trained
-        if row.users
-    ]
-    return tuple(sorted(rows, key=lambda row: row.users[0]))
-
-
 def largest_of(graph: ModelGraph, sizes: Mapping[str, int]) -> IntArray:
     """Returns the largest of some sizes in each stage.
 

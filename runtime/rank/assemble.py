@@ -92,6 +92,7 @@ def assemble(
         buffers=parts.buffers,
         idle=idle,
         flats=flats,
+        groups=groups,
         units=parts.units,
         parts=parts.sharing if isinstance(parts.sharing, TensorParts) else None,
         updater=updater,

@@ -1,29 +1,23 @@
-"""One rank, ready to run steps, and the tensors that it reads from and writes to a checkpoint."""
+"""One rank, ready to run steps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from planner.model import Buffer, ModelGraph, Parameter
-from planner.plan import Plan
 from runtime import execute
-from runtime.checkpoint import Checkpoint, CheckpointPart, Elements
 from runtime.data import Region, Rows, Wanted
 from runtime.execute import Interpreter, Tensors, Tracer
-from runtime.kept import KeptFlat, fitting
-from runtime.layout import TensorParts
-from runtime.messages import Transport, stages_of_layers
+from runtime.messages import Transport
+from runtime.rank.state import RankState
 from runtime.sharding import RankUnits
-from runtime.stage import AnyStage, Keys, Scaler, SharedState
-from runtime.update import AnyFlat, Flat, OwnPart, SavedState, Updater, load_state, state_of
-from runtime.world import RankMesh, World
+from runtime.stage import AnyStage, Keys, SharedState
+from runtime.update import state_of
 
 Node = tuple[int, int]  # pipe, stage
 T = TypeVar("T")
@@ -56,21 +50,11 @@ class Feed:
 
 
 @dataclass(kw_only=True)
-class Rank:
+class Rank(RankState):
     """One rank, ready to run steps."""
 
-    plan: Plan
-    mesh: RankMesh
-    world: World
-    graph: ModelGraph
     stages: dict[Node, AnyStage]
-    parameters: dict[str, nn.Parameter]
-    buffers: dict[str, Tensor]
-    idle: dict[str, Tensor]  # parameters and buffers that no layer uses, on the first rank
-    flats: list[AnyFlat]
     units: RankUnits
-    parts: TensorParts | None  # where ranks of a group hold parts of parameters
-    updater: Updater
     shared: list[SharedState]
     keys: Keys
     transport: Transport
@@ -78,7 +62,6 @@ class Rank:
     tracer: Tracer
     feed: Feed
     make_evaluation: Callable[[int], Evaluate]  # of a micro-batch
-    scaler: Scaler | None = None
     evaluations: dict[int, Evaluate] = field(default_factory=dict)  # by micro-batch
 
     def step(
@@ -173,127 +156,4 @@ class Rank:
         for stage in self.stages.values():
             for micro, row in stage.losses.items():
                 found[stage.first_micro + micro] = {name: float(tensor) for name, tensor in row.items()}
-        return found
-
-    def resume(self, checkpoint: Checkpoint) -> None:
-        """Restores the optimizer, the loss scale and the clipping norm from a checkpoint.
-
-        Args: the parameters of `checkpoint` were already loaded when the stages were made.
-        """
-        if self.scaler is not None and "scale" in checkpoint.facts.extra:
-            self.scaler.scale = checkpoint.facts.extra["scale"]
-            self.scaler.good_steps = int(checkpoint.facts.extra["good_steps"])
-        if self.updater.previous is not None and "norm" in checkpoint.facts.extra:
-            self.updater.previous.resume(checkpoint.facts.extra["norm"])
-        self.updater.catch_up(checkpoint.facts.step)
-        optimizers = self.updater.optimizers
-        whole = [flat for flat in self.flats if isinstance(flat, Flat)]
-        names = [name for flat in whole for name in flat.bucket.names]
-        load_state(optimizers, whole, SavedState(self._saved(checkpoint, names), checkpoint.settings))
-        parts = [flat for flat in self.flats if not isinstance(flat, Flat)]
-        pieces = [piece for flat in parts for piece in flat.pieces()]
-        if self.updater.averages is not None:
-            self.updater.averages.load(self._averages(checkpoint, names, pieces))
-        states = {
-            piece.name: {
-                key: found.view(piece.tensor.shape) if alike else found
-                for key, (found, alike) in checkpoint.state_of(self._elements(piece)).items()
-            }
-            for piece in pieces
-        }
-        load_state(optimizers, parts, SavedState(states, checkpoint.settings))
-        self.updater.given = dict.fromkeys(optimizers, str(checkpoint.folder))
-
-    def _saved(self, checkpoint: Checkpoint, names: Sequence[str]) -> dict[str, dict[str, Tensor]]:
-        """Returns the saved state of parameters, of the entries or the parts that are kept here."""
-        here, saved = self._indices(), checkpoint.kept(names)
-        own = self.parts.own if self.parts is not None else lambda _, x: x
-        found = {
-            name: fitting(
-                state,
-                here.get(name),
-                self.graph.parameter[name].shape,
-                saved=saved.get(name),
-                where=str(checkpoint.folder),
-            )
-            for name, state in checkpoint.state(names).items()
-        }
-        return {name: {key: own(name, x) for key, x in state.items()} for name, state in found.items()}
-
-    def _averages(
-        self, checkpoint: Checkpoint, names: Sequence[str], pieces: Sequence[OwnPart]
-    ) -> dict[str, Tensor]:
-        """Returns the saved averages of whole parameters, or of their parts here, and of pieces of others."""
-        own = self.parts.own if self.parts is not None else lambda _, x: x
-        whole = {name: own(name, x) for name, x in checkpoint.averages(names).items()}
-        found = checkpoint.averages_of(map(self._elements, pieces))
-        return whole | {p.name: found[p.name].view(p.tensor.shape) for p in pieces if p.name in found}
-
-    def _indices(self) -> dict[str, Tensor]:
-        """Returns the kept entries of the pruned parameters of this rank."""
-        pruned = (flat.indices for flat in self.flats if isinstance(flat, KeptFlat))
-        return {name: index for found in pruned for name, index in found.items()}
-
-    def _elements(self, piece: OwnPart) -> Elements:
-        return Elements(piece.name, self.graph.parameter[piece.name].shape, piece.start, piece.stop)
-
-    def extra(self) -> dict[str, float]:
-        """Returns the numbers that go on from step to step beside parameters and optimizer state, by name."""
-        self.updater.settle()
-        previous = self.updater.previous.norm() if self.updater.previous is not None else None
-        norm = {} if previous is None else {"norm": previous}
-        averages = self.updater.averages
-        kept = {} if averages is None else {"ema": averages.decay}
-        return kept | (norm if self.scaler is None else asdict(self.scaler))
-
-    def part(self) -> CheckpointPart:
-        """Returns this rank's part of a checkpoint: the tensors that it holds first, and the optimizer state
-        that it updates.
-        """
-        self.updater.settle()
-        saved = state_of(self.updater.optimizers, self.flats)
-        tensors = self._first_held()
-        averages = self.updater.averages.named() if self.updater.averages is not None else {}
-        if self.parts is not None and not self.mesh.by_rank[self.world.rank].data:
-            names = [name for flat in self.flats for name in flat.bucket.names]
-            self.parts.join(names, self.parameters, tensors, saved.tensors, saved.settings)
-            averages = {name: self.parts.whole(name, x) for name, x in averages.items()}
-        elements: dict[str, Elements] = {}
-        for flat in self.flats:
-            counted = {name for name, _ in flat.counted(self.world.rank)}
-            shared = not isinstance(flat, Flat)
-            for name in flat.bucket.names if shared else ():
-                tensors.pop(name, None)
-            for piece in flat.pieces():
-                if piece.name not in counted:
-                    saved.tensors.pop(piece.name, None)
-                    saved.settings.pop(piece.name, None)
-                elif shared:
-                    tensors[piece.name] = piece.tensor
-                    elements[piece.name] = self._elements(piece)
-        return CheckpointPart(
-            rank=self.world.rank,
-            averages={name: x for name, x in averages.items() if name in tensors},
-            tensors=tensors,
-            state=saved.tensors,
-            settings=saved.settings,
-            elements=elements,
-            kept={name: index for name, index in self._indices().items() if name in saved.tensors},
-            moving=frozenset(row.name for row in self.graph.buffers)
-            | frozenset(row.name for row in self.graph.parameters if row.written),
-        )
-
-    def _first_held(self) -> dict[str, Tensor]:
-        """Returns the parameters and buffers of which this rank is the first holder."""
-        here = {**self.parameters, **self.buffers, **self.idle}
-        apart = [flat for flat in self.flats if isinstance(flat, KeptFlat)]
-        updated = {name: partial(flat.whole, name) for flat in apart for name in flat.dense}
-        stage_of = stages_of_layers(self.plan, self.graph)
-        found: dict[str, Tensor] = {}
-        rows: list[Parameter | Buffer] = [*self.graph.parameters, *self.graph.buffers]
-        for row in rows:
-            stages = {stage_of[self.graph.index[user]] for user in row.users}
-            first = self.mesh.holders(stages)[0] if stages else 0
-            if first == self.world.rank:
-                found[row.name] = updated[row.name]() if row.name in updated else here[row.name]
         return found
