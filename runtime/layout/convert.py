@@ -66,7 +66,7 @@ def passed(x: Tensor, step: Passage, group: CutGroup) -> Tensor:
     return result
 
 
-class Beside(Protocol):
+class RestingParts(Protocol):
     """The parameters of a stage that are here only while they are used, where replicas share them."""
 
     def pack(self, tensor: Tensor) -> Any: ...
@@ -87,7 +87,7 @@ class GatheredWeights:
     """The gathered parameters of a stage that are there at the moment."""
 
     here: dict[int, tuple[StorageWeakRef, Callable[[], Tensor]]] = field(default_factory=dict)
-    beside: Beside | None = None  # who keeps what rests in parts, where that is not always here
+    beside: RestingParts | None = None  # who keeps what rests in parts, where that is not always here
 
     def note(self, whole: Tensor, again: Callable[[], Tensor]) -> None:
         """Takes note of a parameter that was gathered.
