@@ -25,19 +25,20 @@ from tests.planner.milp.random_cases import (
     differences,
     in_own_order,
     low_limits,
+    pruned,
     shared,
     unasked,
 )
 
 CLAIM = (
     "On random small questions (chains and graphs with skips and branches, every family with a frozen order, tight and "
-    "ample memory, barrier and rolling updates; three families named, or none; replicas that may share gradients or parameters, where no plan of replicas alone is faster either) the plan's time equals the best of an "
+    "ample memory, barrier and rolling updates; three families named, or none; replicas that may share gradients or parameters, where no plan of replicas alone is faster either; weights of which random shares are kept) the plan's time equals the best of an "
     "exhaustive search that shares no code with the solver, or is less by an order listed anew where no family was "
     "named, and the certificate says so: no differences. Asked again, and beside it a model with towers, branches, heads or "
     "skips, with every threshold of the solver so low that the question crosses it, no plan beats the bound."
 )
 INSTANCES, QUICK = 2000, 30
-_KINDS, _SHARED = 4, 3
+_KINDS, _SHARED, _PRUNED = 5, 3, 4
 _TOLD = 50  # questions between two lines of progress
 
 
@@ -48,12 +49,14 @@ def kind(given: Case, plan: Plan | None) -> str:
     depth = "one stage" if len(plan.stages) == 1 else f"{len(plan.stages)} stages of {plan.schedule.family}"
     held = {stage.shard.what for stage in plan.stages if stage.shard is not None}
     parts = "".join(f", {what} in parts" for what in sorted(held))
-    return f"{given.update}: {depth}{again}{parts}"
+    kept = "" if plan.kept is None else ", pruned"
+    return f"{given.update}: {depth}{again}{parts}{kept}"
 
 
 def question(seed: int) -> Case:
-    """Of four in a row one names no family, one has several stages on workers that lack memory, one replicas that share."""
-    return {0: unasked, 2: crowded, _SHARED: shared}.get(seed % _KINDS, case)(seed)
+    """Of five in a row one names no family, one has several stages on workers that lack memory, one replicas that share,
+    and one pruned weights."""
+    return {0: unasked, 2: crowded, _SHARED: shared, _PRUNED: pruned}.get(seed % _KINDS, case)(seed)
 
 
 def judged(first: int, count: int) -> Result:
@@ -94,7 +97,7 @@ def judged(first: int, count: int) -> Result:
                 rows=wrong,
                 notes=(
                     f"{len({row[0] for row in wrong})} of {count} questions differ, seeds {first} to {first + count - 1}; "
-                    f"each of the {len(FROZEN)} families was asked for in at least {least} of them, and every fourth "
+                    f"each of the {len(FROZEN)} families was asked for in at least {least} of them, and every fifth "
                     f"names none; the solver took "
                     f"{solving / count:.2f} CPU seconds a question",
                 ),

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.errors import BadInput
-from planner.kept.counts import share_of
+from planner.kept.counts import has_rows, share_of
 from planner.kept.masks import MOST_ELEMENTS, Indices, Masks
 
 Real = NDArray[np.floating[Any]]
@@ -32,7 +32,8 @@ def prune(tensors: Numbers, keep: float, *, by: By = "layer", only: Sequence[str
     """Returns the masks that keep the entries of the largest magnitude.
 
     Args: `keep` is the share of entries that stay. By `layer` every tensor keeps this share, by `global` all of them
-        together. `only` has patterns of names; without any, tensors of at least two dims are pruned.
+        together. `only` has patterns of names; without any, tensors with at least two dims of
+        more than one entry are pruned.
     Raises: BadInput where the share means nothing, a name matches no tensor, or a tensor would keep nothing.
     """
     if not 0 < keep <= 1:
@@ -58,10 +59,13 @@ def _chosen(shapes: Mapping[str, tuple[int, ...]], only: Sequence[str]) -> list[
     if only:
         named = [name for name in shapes if any(fnmatchcase(name, pattern) for pattern in only)]
     else:
-        named = [name for name, shape in shapes.items() if len(shape) > 1]
+        named = [name for name, shape in shapes.items() if has_rows(shape)]
     found = sorted(name for name in named if prod(shapes[name]))
     if not found:
-        raise BadInput("there is nothing to prune", allowed="weights of two dims or more, or --only NAME")
+        raise BadInput(
+            "there is nothing to prune",
+            allowed="weights with two dims of more than one entry, or --only NAME",
+        )
     return found
 
 

@@ -187,7 +187,7 @@ class KeptWeights(Part):
     digest: str = Field(default="", description="of the masks; empty where there is no mask yet")
     counts: dict[str, Count] = Field(
         default_factory=dict,
-        description="kept entries by parameter; empty: the share of each weight of two dims or more",
+        description="kept entries by parameter; empty: the share of each weight with two dims of more than one entry",
     )
 
 

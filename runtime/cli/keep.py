@@ -36,7 +36,8 @@ class PruneOptions:
         "layer"
     )
     only: Annotated[
-        list[str] | None, typer.Option(metavar="GLOB", help="names to prune; else all of two dims or more")
+        list[str] | None,
+        typer.Option(metavar="GLOB", help="names to prune; else all with two dims of more than one entry"),
     ] = None
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="where to write")] = Path(
         "kept.safetensors"

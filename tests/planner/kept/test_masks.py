@@ -53,6 +53,20 @@ def test_by_layer_every_weight_keeps_its_largest_entries() -> None:
         assert flat[index].min() >= np.delete(flat, index).max()
 
 
+def test_what_has_one_entry_a_channel_in_any_shape_stays_whole_unless_it_is_named() -> None:
+    shapes = {"g": (20, 1), "token": (1, 1, 10), "scale": (8, 1, 1), "bias": (10,), "v": (20, 1, 3)}
+    every = {name: RNG.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    assert prune(numbers(every), 0.5).counts == {"v": 30}
+    assert prune(numbers(every), 0.5, only=["g"]).counts == {"g": 10}
+    with pytest.raises(BadInput, match="nothing to prune"):
+        prune(numbers({"g": every["g"]}), 0.5)
+    rows = [
+        replace(row, name=name, shape=shapes[name], aliases=())
+        for name, row in zip(shapes, [graph().parameters[0]] * len(shapes), strict=True)
+    ]
+    assert kept_counts(replace(graph(), parameters=tuple(rows)), 0.5) == {"v": 30}
+
+
 def test_by_global_magnitude_all_weights_together_keep_the_share() -> None:
     masks = prune(numbers({**WEIGHTS, "b": 1.5 * WEIGHTS["b"]}), 0.1, by="global")
     assert sum(masks.counts.values()) == 40 and masks.counts["b"] > 20
