@@ -7,9 +7,8 @@ these tables, `spatial_tables.py` makes them for shards and for tensors in parts
 """
 
 from planner.arrays import NS_PER_S
-from planner.cost.dealt_out import Owned
 from planner.cost.messages import Edges, hop_bytes
-from planner.cost.shared_weights import Rectangles, running_maximum
+from planner.cost.shared_weights import Owned, Rectangles
 from planner.cost.spatial_tables import (
     Grid,
     GridChoice,
@@ -25,6 +24,7 @@ from planner.cost.spatial_tables import (
 )
 from planner.cost.stage_bytes import copies_of_statistics, losses_held, stage_bytes, step_bytes
 from planner.cost.tables import INDEX_BYTES, Tables, price, setting_of
+from planner.cost.unit_tables import running_maximum
 
 __all__ = [
     "INDEX_BYTES",

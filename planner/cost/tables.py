@@ -16,9 +16,8 @@ import numpy as np
 
 from planner.arrays import NS_PER_S, BoolArray, IntArray
 from planner.cost.activation_tables import Moving, Walking, Working, moving
-from planner.cost.dealt_out import NOT_CUT, CutBy, Owned, owned
 from planner.cost.messages import Edges, Talk, edges
-from planner.cost.shared_weights import Rectangles, dropped, largest_of, written_bytes
+from planner.cost.shared_weights import CutBy, Owned, Rectangles, dropped, largest_of, owned, written_bytes
 from planner.cost.unit_tables import UnitTables, nothing, unit_tables
 from planner.errors import BadInput
 from planner.model import ModelGraph
@@ -144,7 +143,7 @@ def setting_of(plan: Plan) -> CostKey:
     return CostKey("", plan.batch.micro, (), plan.precision, plan.execution)
 
 
-def price(profile: Profile, setting: CostKey, unsummed: CutBy = NOT_CUT) -> Tables:
+def price(profile: Profile, setting: CostKey, unsummed: Mapping[str, tuple[int, ...]] = {}) -> Tables:
     """Returns the tables of one setting: micro-batch, precision and execution on whole samples.
 
     Args: `setting` is a key of the profile, whatever its signature; `unsummed` has the axes that cut parameters.
@@ -164,7 +163,7 @@ def tables(
     size_of: Mapping[str, int],
     *,
     regridded: tuple[object, ...] = (),
-    unsummed: CutBy = NOT_CUT,
+    unsummed: Mapping[str, tuple[int, ...]] = {},
 ) -> Tables:
     """Returns the tables of given costs and sizes.
 

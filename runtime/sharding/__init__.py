@@ -6,20 +6,19 @@ then `stages.py` (units of a stage as its graph runs). Which stage shares what i
 """
 
 from runtime.sharding.flats import Load, SharedFlat
-from runtime.sharding.joined import PartRow, joined
+from runtime.sharding.joined import Joining
 from runtime.sharding.of_rank import flats_of
 from runtime.sharding.stages import RankUnits, StageUnits
 from runtime.sharding.wires import Pace, shared_buckets, stand_in
 
 __all__ = [
+    "Joining",
     "Load",
     "Pace",
-    "PartRow",
     "RankUnits",
     "SharedFlat",
     "StageUnits",
     "flats_of",
-    "joined",
     "shared_buckets",
     "stand_in",
 ]

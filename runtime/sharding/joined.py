@@ -1,13 +1,14 @@
 """Parts of parameters of which replicas share elements, or the optimizer's state: brought together for a checkpoint.
 
 Replicas tell each other in a text which elements each has, and what its optimizer keeps beside them. The tensors
-follow, one broadcast each.
+follow, one broadcast each. Then the group puts its parts together (`Joining`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
@@ -15,7 +16,77 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from runtime.update import Settings
+from runtime.layout import TensorParts
+from runtime.sharding.flats import SharedFlat
+from runtime.update import AnyFlat, Bucket, Flat, SavedState, Settings
+
+_VALUE, _AVERAGE, _STATE = "value", "average", "state/"  # keys of what a rank has of a parameter
+
+
+@dataclass(frozen=True)
+class Joining:
+    """Puts parameters together of which ranks of a group hold parts, with their state, on the rank that writes them."""
+
+    groups: Mapping[Bucket, dist.ProcessGroup]  # of buckets that several ranks hold whole
+    parts: TensorParts
+    writers: frozenset[int]  # the ranks of the groups that write
+    rank: int
+
+    def join(
+        self,
+        flats: Sequence[AnyFlat],
+        parameters: Mapping[str, Tensor],
+        tensors: MutableMapping[str, Tensor],
+        saved: SavedState,
+        averages: MutableMapping[str, Tensor],
+    ) -> frozenset[str]:
+        """Changes what this rank writes, from parts to wholes; all ranks call this at the same time.
+
+        Args: `flats` and `parameters` are this rank's; `tensors` are those that it writes, with the state that it has
+            `saved` and the `averages` that it keeps.
+        Returns: the names of the parameters that ranks have in parts.
+        """
+        names = [name for flat in flats for name in flat.bucket.names if name in self.parts.cut]
+        held: dict[str, Tensor] = dict(parameters)
+        for flat in flats:
+            if self.parts.cut.keys() & set(flat.bucket.names):
+                self._collect(flat, held, saved, averages)
+        if self.rank in self.writers:
+            self.parts.join(names, held, tensors, saved.tensors, saved.settings)
+            averages.update({n: self.parts.whole(n, averages[n]) for n in names if n in averages})
+        for name in names if self.rank not in self.writers else ():
+            saved.tensors.pop(name, None)
+            saved.settings.pop(name, None)
+        return frozenset(names)
+
+    def _collect(
+        self,
+        flat: AnyFlat,
+        held: MutableMapping[str, Tensor],
+        saved: SavedState,
+        averages: MutableMapping[str, Tensor],
+    ) -> None:
+        """Brings together what replicas share of a bucket of parts, on those that write."""
+        shared = isinstance(flat, SharedFlat)
+        group = flat.row if isinstance(flat, SharedFlat) else self.groups.get(flat.bucket)
+        ranks = flat.ranks if isinstance(flat, SharedFlat) else flat.bucket.ranks
+        whole = isinstance(flat, Flat) and not flat.share.ranges
+        if whole or group is None or not self.writers.intersection(ranks):
+            return
+        rows = {}
+        for piece in flat.pieces():
+            row = {_STATE + key: x for key, x in saved.tensors.get(piece.name, {}).items()}
+            row |= {_VALUE: piece.tensor.detach()} if shared else {}
+            row |= {_AVERAGE: averages[piece.name]} if shared and piece.name in averages else {}
+            settings = saved.settings.get(piece.name, {})
+            rows[piece.name] = PartRow(piece.start, piece.stop, piece.tensor.shape, row, settings)
+        shapes = {name: tuple(x.shape) for name, x in flat.parameters.items()}
+        for name, found in joined(rows, shapes, group, keep=self.rank in self.writers).items():
+            own = dict(found.tensors)
+            held[name] = own.pop(_VALUE, held[name])
+            averages.update({name: own.pop(_AVERAGE)} if _AVERAGE in own else {})
+            saved.tensors[name] = {key.removeprefix(_STATE): x for key, x in own.items()}
+            saved.settings[name] = found.settings
 
 
 class PartRow(NamedTuple):
