@@ -51,7 +51,7 @@ def result_of(name: str, quick: bool, own: Sequence[str] = ()) -> Result | str:
     if done.returncode:
         print(complained, end="", file=sys.stderr, flush=True)
         return f"{name} failed: {cause(done.returncode, complained)}"
-    facts = json.loads(said)
+    facts = json.loads(said.splitlines()[-1])  # what runs of a script say comes before
     tables = [
         Table(**{**table, "columns": tuple(table["columns"]), "notes": tuple(table["notes"])})
         for table in facts.pop("tables")

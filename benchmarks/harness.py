@@ -142,4 +142,4 @@ def timed(run: Callable[[bool], Result], quick: bool) -> Result:
 
 
 def as_json(result: Result) -> str:
-    return json.dumps(asdict(result), indent=1)
+    return json.dumps(asdict(result))

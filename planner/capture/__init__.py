@@ -18,7 +18,7 @@ from planner.capture.fake_run import entered
 from planner.capture.functional import drawing_order, random
 from planner.capture.inference import Forward, converted, forward_of, sample_of, tensor_digest
 from planner.capture.live import LiveLoop, initial, write_model
-from planner.capture.live_bytes import LiveBytes, counted_here, meter_of, storage_of
+from planner.capture.live_bytes import LiveBytes, counted_here, meter_of, settle_memory, storage_of
 from planner.capture.opaque import OpaqueLayer, opaque_layers
 from planner.capture.operations import (
     Target,
@@ -73,6 +73,7 @@ __all__ = [
     "random",
     "sample_of",
     "samples_of",
+    "settle_memory",
     "share_of_latest",
     "storage_of",
     "tensor_digest",

@@ -2,11 +2,13 @@
 
 In: a `Profile`, a setting of it, and for samples cut in space a `GridChoice`. Out: `Tables`, integer arrays over
 layer intervals [i, j), each interval a candidate stage. Start reading at `stage_bytes.py` (the definition, one
-stage at a time), then `tables.py` (all stages at once). `activation_tables.py` and `shared_weights.py` are parts of
-these tables, `spatial_tables.py` makes them for shards and for tensors in parts, and `messages.py` says what stages send each other.
+stage at a time), then `tables.py` (all stages at once). `activation_tables.py`, `values.py` and `shared_weights.py`
+are parts of these tables, `spatial_tables.py` makes them for shards and for tensors in parts, and `messages.py` says what
+stages send each other.
 """
 
 from planner.arrays import NS_PER_S
+from planner.cost.activation_tables import in_passes
 from planner.cost.messages import Edges, hop_bytes
 from planner.cost.shared_weights import Owned, Rectangles
 from planner.cost.spatial_tables import (
@@ -39,6 +41,7 @@ __all__ = [
     "copies_of_statistics",
     "cut_tables",
     "hop_bytes",
+    "in_passes",
     "layer_ns",
     "losses_held",
     "price",

@@ -21,13 +21,14 @@ from planner.cost.shared_weights import (
 )
 from planner.cost.stage_bytes import LEAF_BYTES, LOOK_BYTES
 from planner.cost.unit_tables import (
-    EarlyGradient,
+    Growth,
     UnitsHeld,
     above_saved,
     nothing,
     over_layers,
     over_layers_waiting,
 )
+from planner.cost.values import forward_amounts, forward_workspaces, neighbour_tables, passing_tables
 from planner.model import ModelGraph
 from planner.profile import LayerCost, storages
 
@@ -48,6 +49,7 @@ class Moving(HalvesBytes):
     """Bytes that one micro-batch takes in each stage, named as in StageBytes."""
 
     workspace: IntArray
+    reversing: IntArray
     shared: IntArray
     arriving: IntArray
     near: IntArray
@@ -93,16 +95,37 @@ class Working:
     returning: IntArray  # [i, j]
     on_top: IntArray  # [i, layer] what passes by a layer, and its own workspace
     waits: Sequence[tuple[int, IntArray]]
-    early: Sequence[EarlyGradient]
+    early: Sequence[Growth]
+    forwards: (
+        tuple[IntArray, Sequence[Growth]] | None
+    )  # as `forward_amounts` has them; None: as much as backwards
 
     def most(self, units: UnitsHeld = nothing) -> IntArray:
         """Returns [i, j] the bytes on top of what is saved at the moment of the highest use, with `units` besides."""
         during = over_layers_waiting(self._during, self.waits, self.early, units)
         return above_saved(self.entered + self.told - self.saved + during, LOOK_BYTES)
 
+    def forward(self, most: IntArray, units: UnitsHeld = nothing, left: UnitsHeld = nothing) -> IntArray:
+        """Returns [i, j] the part of `most` that is there in a forward, with `units` besides.
+
+        Args: the most that `left` has in any layer is there throughout.
+        """
+        if self.forwards is None:
+            return most
+        amounts, growing = self.forwards
+        during = over_layers(self._kept + amounts, growing, units())
+        if left is not nothing:
+            during = during + over_layers(np.zeros_like(self.on_top), (), left())
+        return np.minimum(above_saved(self.entered - self.saved + during, LOOK_BYTES), most)
+
+    @property
+    def _kept(self) -> IntArray:
+        """Returns [i, layer] what is saved up to a layer, without what enters the stage."""
+        return self.saved[:-1, 1:] - self.entered[:-1, 1:]
+
     @property
     def _during(self) -> IntArray:
-        return self.saved[:-1, 1:] - self.entered[:-1, 1:] + self.on_top
+        return self._kept + self.on_top
 
     def halves(self, workspace: IntArray, *units: UnitsHeld) -> Walking:
         """Returns what stages hold whose backward is in halves.
@@ -124,10 +147,16 @@ class Working:
         halves = self._walked(workspace, first, in_walk) if stages.any() else stored
         return Walking(stages=stages, stored=stored, halves=halves)
 
-    def shared(self, whole: UnitsHeld, *halves: UnitsHeld) -> tuple[IntArray, Walking]:
-        """Returns `most` and `halves` with the units that are there in whole backwards and in each half."""
-        workspace = self.most(whole)
-        return workspace, self.halves(workspace, *halves)
+    def shared(
+        self, whole: UnitsHeld, *halves: UnitsHeld, forwards: tuple[UnitsHeld, UnitsHeld] = (nothing, nothing)
+    ) -> tuple[IntArray, IntArray, Walking]:
+        """Returns `forward`, what `most` has besides, and `halves`.
+
+        Args: each has the units that are there in whole backwards, in halves, and as `forward` has them.
+        """
+        most = self.most(whole)
+        forward = self.forward(most, *forwards)
+        return forward, most - forward, self.halves(most, *halves)
 
     def _walked(self, workspace: IntArray, first: UnitsHeld, second: UnitsHeld) -> HalvesBytes:
         graph, size_of, count = self.graph, self.size_of, len(self.costs)
@@ -164,11 +193,12 @@ def moving(
     Args: `costs` has one row a layer, `size_of` the bytes of every Value. `saved` and `entered` are `[i, j]` as in
         Tables.
     """
-    messages = _messages(graph, costs, size_of)
+    messages = passing_tables(graph, costs, size_of)
     arriving, sent, returning, far, passing = (rectangles.table for rectangles in messages)
-    tables = (rectangles.table for rectangles in _between_neighbours(graph, costs, size_of))
+    tables = (rectangles.table for rectangles in neighbour_tables(graph, costs, size_of))
     shared, near, crossing, handed, following, back, carried = tables
     work = np.array([cost.workspace_bytes for cost in costs], np.int64)
+    forwards, keepers = forward_workspaces(costs), storages(graph, costs).keepers()
     told: IntArray = np.zeros(len(costs) + 1, np.int64)
     told[-1] = sum(size_of[name] for name in graph.layers[-1].outputs)
     working = Working(
@@ -182,13 +212,14 @@ def moving(
         on_top=passing[:-1, :-1] + work,
         waits=waiting_from(reused(graph), len(costs)),
         early=_early(graph, size_of),
+        forwards=None if forwards is None else forward_amounts(graph, keepers, size_of, forwards),
     )
-    workspace = working.most()
-    walking = working.halves(workspace, nothing, nothing, nothing)
+    workspace, reversing, walking = working.shared(nothing, nothing, nothing, nothing)
     return (
         Moving(
             **vars(walking.chosen),
             workspace=workspace,
+            reversing=reversing,
             shared=shared,
             arriving=arriving - near,
             near=near,
@@ -204,6 +235,17 @@ def moving(
         walking,
         working,
     )
+
+
+def in_passes(forward: IntArray, reversing: IntArray, again: BoolArray | np.bool_) -> dict[str, IntArray]:
+    """Returns what stages take in any pass and what only backwards take, by name; all of it where they recompute.
+
+    Args: `forward` and `reversing` are bytes of stages, and `again` tells which of them recompute.
+    """
+    return {
+        "workspace": forward + np.where(again, reversing, 0),
+        "reversing": np.where(again, 0, reversing),
+    }
 
 
 def _after_weights(graph: ModelGraph) -> IntArray:
@@ -229,70 +271,18 @@ def _sums(amounts: Sequence[int]) -> IntArray:
     return found
 
 
-def _early(graph: ModelGraph, size_of: Mapping[str, int]) -> list[EarlyGradient]:
+def _early(graph: ModelGraph, size_of: Mapping[str, int]) -> list[Growth]:
+    """Returns the gradients by late readers of Values that enter: there while earlier layers run backwards, and once
+    more while one is added to that of an earlier reader.
+    """
     found = []
     for value in graph.values:
         if value.producer and value.needs_grad:
-            made = graph.index[value.producer]
+            made, size = graph.index[value.producer], size_of[value.name]
             users = sorted(graph.index[name] for name in set(value.consumers))
-            pairs = zip([made, *users], users, strict=False)
-            found += [EarlyGradient(made, a, b, size_of[value.name]) for a, b in pairs if b > made + 1]
-    return sorted(found, key=lambda each: each.reader)
-
-
-def _messages(
-    graph: ModelGraph, costs: Sequence[LayerCost], size_of: Mapping[str, int]
-) -> tuple[Rectangles, ...]:
-    """Returns arriving, sent, returning, far, and by [i, l] what was made from i on and passes by layer l."""
-    count, keepers = len(graph.layers), storages(graph, costs).keepers()
-    arriving, sent, returning, far, passing = (Rectangles(count) for _ in range(5))
-    for value in graph.values:
-        if not value.producer or not value.consumers:
-            continue
-        made, size = graph.index[value.producer], size_of[value.name]
-        users = sorted(graph.index[name] for name in set(value.consumers))
-        last = users[-1]
-        arriving.add_once(users, size, after=made)
-        passing.add((0, made + 1), (made + 1, last), size)
-        for user in users[:-1] if value.needs_grad else ():
-            if keepers.get(value.name) != user:
-                passing.add((0, made + 1), (user, user + 1), size)
-        keeper = keepers.get(value.name, count)
-        if keeper >= made:
-            sent.add((0, made + 1), (made + 1, min(keeper, last) + 1), size)
-        else:
-            sent.add((keeper + 1, made + 1), (made + 1, last + 1), size)
-        if value.needs_grad:
-            far.add_once(users, size, after=made + 1)
-            returning.add((0, made + 1), (made + 1, last + 1), size)
             for before, user in zip([made, *users], users, strict=False):
-                returning.add((before + 1, user + 1), (user + 1, last + 1), size)
-    return arriving, sent, returning, far, passing
-
-
-def _between_neighbours(
-    graph: ModelGraph, costs: Sequence[LayerCost], size_of: Mapping[str, int]
-) -> tuple[Rectangles, ...]:
-    """Returns the tables of shared, near, crossing, handed, following, back and carried."""
-    count, held_in = len(graph.layers), storages(graph, costs)
-    shared, near, crossing, handed, following, back, carried = (Rectangles(count) for _ in range(7))
-    keepers = held_in.keepers()
-    for value in graph.values:
-        if not value.producer or not value.consumers:
-            continue
-        made, size = graph.index[value.producer], size_of[value.name]
-        users = sorted(graph.index[name] for name in set(value.consumers))
-        right_after = (made + 1, made + 2), (users[0] + 1, count + 1)
-        near.add(*right_after, size)
-        if held_in.own(value.name, made):
-            shared.add(*right_after, size)
-        if value.needs_grad:
-            crossing.add((made + 1, users[-1] + 1), (0, count + 1), size)
-            carried.add((made + 1, count + 1), (0, users[-1] + 1), size)
-            keeper = keepers.get(value.name, count)
-            for before, user in zip([made, *users], users, strict=False):
-                following.add((0, made + 1), (user, user + 1), size)
-                back.add((0, before + 1), (user, user + 1), size)
-                if not made <= keeper < user:
-                    handed.add((keeper + 1 if keeper < made else 0, made + 1), (user, user + 1), size)
-    return shared, near, crossing, handed, following, back, carried
+                if user > made + 1:
+                    found.append(Growth(user, (made + 1, user), (before, user), size))
+                if before > made:
+                    found.append(Growth(user, (made + 1, user), (before, before + 1), size))
+    return sorted(found, key=lambda each: each.holding)

@@ -9,7 +9,7 @@ layer, and on the way back their gradients.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -36,6 +36,7 @@ from planner.cost.shared_weights import (
     weighing,
 )
 from planner.cost.unit_tables import UnitBytes, in_two, unit_bytes
+from planner.cost.values import forward_values, forward_workspaces, told_values, total_bytes
 from planner.model import ModelGraph, Value
 from planner.plan import BY_ELEMENT, StageShard
 from planner.profile import CostKey, OptimizerCost, Profile, stage_memory, storages
@@ -74,9 +75,10 @@ def stage_bytes(
         return _in_parts(profile, layers, key, before, walking, shard)
     stage = _Stage(profile, layers, key, shard, walking)
     first, last, saved, workspace = stage.first, stage.last, stage.saved[-1], stage.workspace
+    forward = workspace if recompute else stage.forward
     entering, leaving = entering_values(graph, layers), leaving_values(graph, first, last)
     returning = returning_values(graph, entering, leaving, last)
-    halves = stage.walked(entering, _total(profile, returning, key)) if walking else stage.stored()
+    halves = stage.walked(entering, total_bytes(profile, returning, key)) if walking else stage.stored()
     held_in = storages(graph, [profile.cost(x.name, key) for x in graph.layers])
     kept_in = held_in.keepers()
     sent = [v for v in leaving if recompute or not first <= kept_in.get(v.name, -1) <= last]
@@ -84,8 +86,8 @@ def stage_bytes(
     near = [v for v in came if graph.index[v.producer] == first - 1]
     handed, back = ([v for v in values if is_read_at(graph, v, last + 1)] for values in (sent, returning))
     handed = [v for v in handed if v.needs_grad]
-    unanswered = 0 if _total(profile, returning, key) else _total(profile, leaving, key)
-    shared = _total(profile, (v for v in near if held_in.own(v.name, first - 1)), key)
+    unanswered = 0 if total_bytes(profile, returning, key) else total_bytes(profile, leaving, key)
+    shared = total_bytes(profile, (v for v in near if held_in.own(v.name, first - 1)), key)
     own, kept = {name for layer in layers for name in graph.layer[layer].parameters}, profile.kept.counts
     copied = remembered_bytes(graph, layers) if recompute else 0
     return StageBytes(
@@ -93,17 +95,18 @@ def stage_bytes(
         held=halves.held + copied,
         kept=stage.inputs[-1] - shared + copied,
         shared=shared,
-        workspace=workspace + max((dropped(graph, kept, profile.halved, name) for name in own), default=0),
+        workspace=forward + max((dropped(graph, kept, profile.halved, name) for name in own), default=0),
+        reversing=workspace - forward,
         splitting=max(0, halves.first - saved - workspace),
         weighing=max(0, halves.second - halves.held - workspace),
-        arriving=_total(profile, came, key) - _total(profile, near, key),
-        near=_total(profile, near, key),
-        crossing=_total(profile, crossing_values(graph, first), key),
-        sent=0 if unanswered else _total(profile, sent, key) - _total(profile, handed, key),
-        handed=_total(profile, handed, key),
-        returning=_total(profile, returning, key) - _total(profile, back, key),
-        back=_total(profile, back, key),
-        far=_total(profile, (v for v in entering if is_far(graph, v, first)), key),
+        arriving=total_bytes(profile, came, key) - total_bytes(profile, near, key),
+        near=total_bytes(profile, near, key),
+        crossing=total_bytes(profile, crossing_values(graph, first), key),
+        sent=0 if unanswered else total_bytes(profile, sent, key) - total_bytes(profile, handed, key),
+        handed=total_bytes(profile, handed, key),
+        returning=total_bytes(profile, returning, key) - total_bytes(profile, back, key),
+        back=total_bytes(profile, back, key),
+        far=total_bytes(profile, (v for v in entering if is_far(graph, v, first)), key),
         unanswered=unanswered,
         update=update_bytes(profile.optimizer, [_updated(graph, kept, name) for name in own]),
     )
@@ -128,8 +131,8 @@ def _in_parts(
         early,
         late,
         stage_bytes(profile, layers, key, recompute=True, shard=shard),
-        passing=_total(profile, passing, key),
-        carried=_total(profile, carried, key),
+        passing=total_bytes(profile, passing, key),
+        carried=total_bytes(profile, carried, key),
         copied=remembered_bytes(graph, parts[0]),
     )
 
@@ -150,28 +153,31 @@ class _Stage:
     ) -> None:
         graph = self._graph = profile.graph
         self._costs = [profile.cost(name, key) for name in layers]
-        self._units = UnitBytes([0] * len(layers), [0] * len(layers), [0] * len(layers))
+        self._units = UnitBytes(*([0] * len(layers) for _ in UnitBytes._fields))
         if shard is not None and shard.what in BY_ELEMENT:
             self._units = unit_bytes(graph, layers, shard, walks)
         self.first, self.last = graph.index[layers[0]], graph.index[layers[-1]]
         count = len(layers)
         self.saved = [stage_memory(profile, layers[:k], key) for k in range(1, count + 1)]
-        self.inputs = [_total(profile, entering_values(graph, layers[:k]), key) for k in range(1, count + 1)]
+        self.inputs = [
+            total_bytes(profile, entering_values(graph, layers[:k]), key) for k in range(1, count + 1)
+        ]
         # Gradients of the loss, throughout a backward.
-        self._told = _total(profile, _told(graph, layers), key)
+        self._told = total_bytes(profile, told_values(graph, layers), key)
         self._size_of = {value.name: profile.value_bytes(value.name, key) for value in graph.values}
-        keepers = storages(graph, [profile.cost(x.name, key) for x in graph.layers]).keepers()
+        rows = [profile.cost(x.name, key) for x in graph.layers]
+        self._forwards, self._keepers = forward_workspaces(rows), storages(graph, rows).keepers()
         self._on_top = [
             self._told
-            + _total(profile, passing_values(graph, self.first, self.first + k), key)
-            + _total(profile, added_values(graph, keepers, self.first, self.first + k), key)
+            + total_bytes(profile, passing_values(graph, self.first, self.first + k), key)
+            + total_bytes(profile, added_values(graph, self._keepers, self.first, self.first + k), key)
             + cost.workspace_bytes
             for k, cost in enumerate(self._costs)
         ]
         early = [early_values(graph, self.first, self.first + k, self.last) for k in range(count)]
-        self._early = [_total(profile, values, key) for values in early]
-        rows = zip(self.saved, self.inputs, self._on_top, self._early, strict=True)
-        self._during = [kept + self.inputs[-1] - seen + top + soon for kept, seen, top, soon in rows]
+        self._early = [total_bytes(profile, values, key) for values in early]
+        each = zip(self.saved, self.inputs, self._on_top, self._early, strict=True)
+        self._during = [kept + self.inputs[-1] - seen + top + soon for kept, seen, top, soon in each]
 
     @property
     def workspace(self) -> int:
@@ -183,10 +189,23 @@ class _Stage:
         ]
         return max(LOOK_BYTES, max(during) - self.saved[-1])
 
+    @property
+    def forward(self) -> int:
+        """Returns the part of `workspace` that is there in a forward."""
+        if self._forwards is None:
+            return self.workspace
+        during = []
+        for k, at in enumerate(range(self.first, self.last + 1)):
+            passing, sent = forward_values(self._graph, self._keepers, self.first, at, self.last)
+            top = sum(self._size_of[v.name] for v in passing) - sum(self._size_of[v.name] for v in sent)
+            kept = self.saved[k] + self.inputs[-1] - self.inputs[k]
+            during.append(kept + top + self._forwards[at] + self._units.forward[k])
+        return min(self.workspace, max(LOOK_BYTES, max(during) - self.saved[-1]))
+
     def stored(self) -> _Halves:
         """Returns the bytes of the halves where each layer keeps what its weights ask for, and no gradient waits."""
         held = [cost.held_bytes for cost in self._costs]
-        _, first_units, second_units = self._units
+        _, first_units, second_units, _ = self._units
         first = [now + sum(held[k + 1 :]) + first_units[k] for k, now in enumerate(self._during)]
         second = [
             sum(held[: k + 1]) + cost.workspace_bytes + second_units[k] for k, cost in enumerate(self._costs)
@@ -261,17 +280,7 @@ def step_bytes(profile: Profile, layers: Sequence[str], key: CostKey, *, losses:
     graph, names = profile.graph, set(layers)
     statistics = [row for row in graph.buffers if row.mutated and not row.remembered]
     copied = sum(row.bytes for row in statistics if names.intersection(row.users))
-    return copies * copied + losses * _total(profile, _told(graph, layers), key)
-
-
-def _told(graph: ModelGraph, layers: Sequence[str]) -> list[Value]:
-    """Returns the loss and what it counted, if the stage has the last layer."""
-    last = graph.layers[-1]
-    return [graph.value[name] for name in last.outputs] if last.name in layers else []
-
-
-def _total(profile: Profile, values: Iterable[Value], key: CostKey) -> int:
-    return sum(profile.value_bytes(value.name, key) for value in values)
+    return copies * copied + losses * total_bytes(profile, told_values(graph, layers), key)
 
 
 def _updated(graph: ModelGraph, kept: Mapping[str, int], name: str) -> int:

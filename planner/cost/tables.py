@@ -15,7 +15,7 @@ from math import prod
 import numpy as np
 
 from planner.arrays import NS_PER_S, BoolArray, IntArray
-from planner.cost.activation_tables import Moving, Walking, Working, moving
+from planner.cost.activation_tables import Moving, Walking, Working, in_passes, moving
 from planner.cost.messages import Edges, Talk, edges
 from planner.cost.shared_weights import CutBy, Owned, Rectangles, dropped, largest_of, owned, written_bytes
 from planner.cost.unit_tables import UnitTables, nothing, unit_tables
@@ -90,15 +90,15 @@ class Tables:
         return unit_tables(self.graph)
 
     @cached_property
-    def with_units(self) -> Mapping[str, tuple[IntArray, Walking]]:
-        """Returns [i, j] the workspace and the halves of stages whose replicas share `gradients` or `parameters`."""
+    def with_units(self) -> Mapping[str, tuple[IntArray, IntArray, Walking]]:
+        """Returns [i, j] workspace, `reversing` and halves where replicas share gradients or parameters."""
         units = self.units.held
         summed, coming = units(lambda each: each.summed), units(lambda each: each.coming)
         both = units(lambda each: each.summed + each.coming)  # a walk may need weights in both halves
         gathered = units(lambda each: each.gathered)
         return {
-            "gradients": self.working.shared(summed, nothing, summed, summed),
-            "parameters": self.working.shared(gathered, coming, summed, both),
+            "gradients": self.working.shared(summed, nothing, summed, summed, forwards=(nothing, summed)),
+            "parameters": self.working.shared(gathered, coming, summed, both, forwards=(gathered, nothing)),
         }
 
     @cached_property
@@ -118,10 +118,9 @@ class Tables:
         return found
 
     def moving_parts(self, low: IntArray, high: IntArray, again: BoolArray | np.bool_) -> dict[str, IntArray]:
-        """Returns the parts of `stage_bytes.stage_bytes` of many stages, but for the update.
+        """Returns the parts of `stage_bytes.stage_bytes` of many stages by name, but for the update.
 
         Args: `low` and `high` are arrays of bounds, a stage each; `again` tells which stages recompute.
-        Returns: bytes by the names of StageBytes.
         """
         found = {name: table[low, high] for name, table in vars(self.moving).items()}
         following, _ = found.pop("following"), found.pop("carried")
@@ -135,6 +134,7 @@ class Tables:
             "sent": np.where(answered, sent, 0),
             "handed": np.where(again, following, found["handed"]),
             "unanswered": np.where(answered, 0, self.leaving[low, high]),
+            **in_passes(found["workspace"], found["reversing"], again),
         }
 
 

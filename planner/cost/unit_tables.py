@@ -143,16 +143,18 @@ def nothing() -> None:
 class UnitBytes(NamedTuple):
     """The bytes of units that are there while each layer of one stage runs."""
 
-    whole: list[int]  # in a forward or a whole backward
-    first: list[int]  # in the halves of a backward
+    whole: list[int]  # in a whole backward
+    first: list[int]  # in its halves
     second: list[int]
+    forward: list[int]
 
 
 def unit_bytes(graph: ModelGraph, layers: Sequence[str], shard: StageShard, walks: bool) -> UnitBytes:
     """Returns what replicas that share gradients or parameters hold of units, on top of their own parts.
 
     While a layer runs, that is its unit, its gradients, and the next unit or gradients of the last one. A parameter
-    that several units of the stage use is there from its first use to its last. `UnitTables` has all stages at once.
+    that several units of the stage use is there from its first use to its last. In a forward, gradients of the last
+    backward may still be on their way. `UnitTables` has all stages at once.
 
     Args: `layers` are the names of the stage; `walks` tells whether its backward may be halved by a walk.
     """
@@ -171,55 +173,52 @@ def unit_bytes(graph: ModelGraph, layers: Sequence[str], shard: StageShard, walk
             ended[unit[here[-1]]] += row.bytes
         elif here:
             own[unit[here[0]]] += row.bytes
-    found, of_all = UnitBytes([], [], []), shard.what == "parameters"
+    found, of_all = UnitBytes([], [], [], []), shard.what == "parameters"
     for k, at in enumerate(unit):
         mine, before, after = own[at], own[at - 1] + ended[at - 1], own[at + 1] + begun[at + 1]
         summed, coming = mine + after + added[k], mine + before + kept[k]
         found.whole.append(2 * mine + max(before, after) + kept[k] + added[k] if of_all else summed)
         found.first.append(coming if of_all else 0)
         found.second.append(summed + coming if of_all and walks else summed)
+    found.forward.extend(found.whole if of_all else [max(found.whole)] * len(layers))
     return found
 
 
 _NO_LAYER = -(1 << 62)  # bytes; less than any layer of an interval takes
 
 
-class EarlyGradient(NamedTuple):
-    """The gradient by a late reader of a Value that enters: there while earlier layers run backwards, and once more
-    while it is added to that of an earlier reader.
-    """
+class Growth(NamedTuple):
+    """Bytes that are there besides while some layers run, in stages that hold a layer."""
 
-    made: int
-    before: int  # the reader before, or where it was made
-    reader: int
+    holding: int  # the layer that a stage must hold
+    starts: tuple[int, int]  # half-open: the first layers of the stages
+    layers: tuple[int, int]  # half-open: those that run
     bytes: int
 
     def add_to(self, amounts: IntArray) -> None:
-        """Adds the gradient to amounts `[i, layer]`, for stages that start at i and hold the reader."""
-        first = self.made + 1
-        at, layers = np.arange(first, self.reader)[:, None], np.arange(self.before, self.reader)[None, :]
-        more = np.where(layers == self.before, 2 if self.before > self.made else 1, 1) * self.bytes
-        amounts[first : self.reader, self.before : self.reader] += np.where(layers >= at, more, 0)
+        """Adds the bytes to amounts `[i, layer]`, of stages that start at i."""
+        amounts[slice(*self.starts), slice(*self.layers)] += self.bytes
 
 
 def over_layers(
     amounts: IntArray,
-    early: Sequence[EarlyGradient] = (),
+    growing: Sequence[Growth] = (),
     units: Iterator[tuple[int, IntArray]] | None = None,
 ) -> IntArray:
     """Returns `[i, j]`, the most of amounts[i, l] over the layers l of a stage; 0 where there are no layers.
 
-    Args: `units` yields for each end j of a stage what is there besides: a layer l, and [i, layer from l on]. Before
-        the last two units of a stage that changes only where a parameter is used again.
+    Args: `growing` adds to the amounts, and is in the order of the layers that stages must hold. `units` yields for
+        each end j of a stage what is there besides: a layer l, and [i, layer from l on]. Before the last two units of
+        a stage that changes only where a parameter is used again.
     """
-    count, left = len(amounts), list(reversed(early))
+    count, left = len(amounts), list(reversed(growing))
     table: IntArray = np.zeros((count + 1, count + 1), np.int64)
     amounts = np.where(np.tri(count, k=-1, dtype=np.bool_), _NO_LAYER, amounts)
     held, most, settled = np.zeros_like(amounts), np.full(count, _NO_LAYER), 0
     for j in range(1, count + 1):
         since = settled
-        while left and left[-1].reader == j - 1:
-            since = min(since, left[-1].before)
+        while left and left[-1].holding == j - 1:
+            since = min(since, left[-1].layers[0])
             left.pop().add_to(amounts)
         changed = j - 1
         if units is not None:
@@ -238,13 +237,13 @@ def over_layers(
 def over_layers_waiting(
     amounts: IntArray,
     waits: Sequence[tuple[int, IntArray]],
-    early: Sequence[EarlyGradient] = (),
+    growing: Sequence[Growth] = (),
     units: UnitsHeld = nothing,
 ) -> IntArray:
     """Returns `over_layers` with what waits while a layer runs, which depends on where the stage ends."""
-    table = over_layers(amounts, early, units())
+    table = over_layers(amounts, growing, units())
     for end, more in waits:
-        table[:, end:] = over_layers(amounts + more, early, units())[:, end:]
+        table[:, end:] = over_layers(amounts + more, growing, units())[:, end:]
     return table
 
 
@@ -284,7 +283,12 @@ def in_two(
         saved=early.saved + late.saved + apart + copied,
         held=early.held + late.held + copied,
         kept=early.kept + late.saved + apart + copied,
-        workspace=max(early.workspace + 2 * carried, late.workspace + passing),
+        workspace=max(_working(early) + 2 * carried, _working(late) + passing),
+        reversing=0,
         splitting=max(early.splitting + max(0, late.held - late.saved), late.splitting),
         weighing=max(early.weighing, late.weighing),
     )
+
+
+def _working(part: StageBytes) -> int:
+    return part.workspace + part.reversing

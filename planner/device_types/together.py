@@ -115,6 +115,7 @@ def _row(rows: Sequence[LayerCost]) -> LayerCost:
     first = rows[0]
     named: dict[str, Any] = {name: _fastest([getattr(row, name) for row in rows]) for name in _TIMES}
     named |= {name: max(getattr(row, name) for row in rows) for name in _BYTES}
+    forwards = [row.forward_workspace_bytes for row in rows if row.forward_workspace_bytes is not None]
     outputs = tuple(map(max, zip(*(row.output_bytes for row in rows), strict=False)))
     return replace(
         first,
@@ -122,6 +123,7 @@ def _row(rows: Sequence[LayerCost]) -> LayerCost:
         kept_outputs=tuple(sorted({i for row in rows for i in row.kept_outputs})),
         output_bytes=outputs if all(row.output_bytes for row in rows) else (),
         aliases=tuple(pair for pair in first.aliases if all(pair in row.aliases for row in rows)),
+        forward_workspace_bytes=max(forwards) if len(forwards) == len(rows) else None,
         walks=any(row.walks for row in rows),
         **named,
     )

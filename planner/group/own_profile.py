@@ -90,6 +90,7 @@ def _in_bytes(row: LayerCost, own: LayerBytes, of_whole: LayerBytes) -> LayerCos
         own_saved_bytes=in_proportion(row.own_saved_bytes, own.kept, of_whole.kept),
         held_bytes=held,
         workspace_bytes=in_proportion(row.workspace_bytes, own.working, of_whole.working),
+        forward_workspace_bytes=None,  # what a forward gathers is in no proportion to it
     )
 
 

@@ -4,11 +4,10 @@ Everything here is bookkeeping over storages: fake tensors, where nothing is com
 ones. Fake tensors claim to be on the CPU, so that attention takes a fused kernel as it does on a GPU. Masks and
 positions that a stage computes for itself count in every layer that keeps them: an overestimate.
 
-Fake tensors do not show the reserve that a recurrent kernel keeps for its backward. oneDNN's LSTM leaves its gates
-and states in one tensor, page after page. torch makes that tensor empty where nothing is computed. Its size is
-known from the shapes, to the byte in fp32. Other precisions take no more. Other devices keep gates and states as
-well, so the size is an estimate for them. GRUs and plain recurrent layers run as ordinary operations, whose tensors
-are seen.
+Fake tensors do not show the reserve that a recurrent kernel keeps for its backward. oneDNN's LSTM leaves its gates and
+states in one tensor, page after page. torch makes that tensor empty where nothing is computed. Its size is known from
+the shapes, to the byte in fp32. Other precisions take no more. Other devices keep gates and states as well, so the size
+is an estimate for them. GRUs and plain recurrent layers run as ordinary operations, whose tensors are seen.
 """
 
 from __future__ import annotations
@@ -39,6 +38,7 @@ class Footprint:
     slack_bytes: int  # of storages that outputs keep alive and do not show; not among the bytes above
     held_bytes: int
     workspace_bytes: int
+    forward_workspace_bytes: int
     walks: bool
     walked_bytes: int
     owing_bytes: int
@@ -78,12 +78,11 @@ def footprint(specimen: Specimen) -> Footprint:
         kept_bytes = own + sources.value_bytes(kept_inputs, kept_outputs)
         held = _held_bytes(specimen, outputs, saved, sources)
     owing = max(0, _owing_bytes(specimen, kept_inputs, kept_outputs) - own)
-    saved.kept.clear()
-    saved.used.clear()
-    del outputs
+    del outputs, saved
     peaks = _peaks(specimen)
     if peaks.halfway is not None:
         held = peaks.halfway
+    forward = max(0, sum(sources.sizes) + peaks.forward - kept_bytes)
     return Footprint(
         own_saved_bytes=own,
         kept_inputs=kept_inputs,
@@ -92,7 +91,8 @@ def footprint(specimen: Specimen) -> Footprint:
         aliases=sources.aliases,
         slack_bytes=sum(sources.slack.values()),
         held_bytes=held,
-        workspace_bytes=max(0, sum(sources.sizes) + peaks.forward - kept_bytes, peaks.backward),
+        workspace_bytes=max(forward, peaks.backward),
+        forward_workspace_bytes=forward,
         walks=specimen.halves.walks,
         walked_bytes=_walked_bytes(specimen),
         owing_bytes=owing,

@@ -117,6 +117,13 @@ def _cost_faults(layer: Layer, cost: LayerCost) -> Iterator[tuple[str, str, str]
         yield from _seconds_fault(name, getattr(cost, name))
     for name in ("own_saved_bytes", "held_bytes", "workspace_bytes", "walked_bytes", "owing_bytes"):
         yield from _number_fault(name, getattr(cost, name))
+    forward = cost.forward_workspace_bytes
+    if forward is not None and not 0 <= forward <= cost.workspace_bytes:
+        yield (
+            "forward_workspace_bytes",
+            f"forward_workspace_bytes is {forward}",
+            f"0 to {cost.workspace_bytes}, the workspace of all passes",
+        )
     for size in cost.output_bytes:
         yield from _number_fault("output_bytes", size)
     if len(cost.output_bytes) not in (0, len(layer.outputs)):

@@ -115,6 +115,7 @@ class LayerCost:
     kept_outputs: tuple[int, ...]
     held_bytes: int  # still held between I and W, Values included
     workspace_bytes: int  # highest transient above what stays, in any of the passes
+    forward_workspace_bytes: int | None = None  # of that, in a forward; None: as much
     output_bytes: tuple[int, ...] = ()  # of each output in this precision; empty: as the graph says
     # (output, input): the output is a view of the input, so both are one storage. PERSISTENT stands for a parameter.
     aliases: tuple[tuple[int, int], ...] = ()

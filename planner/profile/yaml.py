@@ -61,6 +61,7 @@ class CostRow:
     kept_outputs: tuple[int, ...]
     held_bytes: int
     workspace_bytes: int
+    forward_workspace_bytes: int | None = None
     output_bytes: tuple[int, ...] = ()
     aliases: tuple[tuple[int, int], ...] = ()
     walks: bool = False
@@ -118,7 +119,7 @@ def dumps(profile: Profile) -> str:
         "optimizer": {k: x for k, x in asdict(profile.optimizer).items() if x or k not in _UNUSUAL},
         "graph": profile.graph.to_dict(),
         "costs": [
-            key._asdict() | asdict(cost)
+            key._asdict() | {k: x for k, x in asdict(cost).items() if x is not None}
             for key, cost in sorted(profile.costs.items(), key=lambda row: (order[row[0].signature], row[0]))
         ],
         "failures": [key._asdict() | {"why": why} for key, why in sorted(profile.failures.items())],

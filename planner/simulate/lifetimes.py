@@ -32,6 +32,7 @@ import numpy as np
 from planner.arrays import IntArray
 from planner.schedule import Action, Kind, Schedule
 
+BACKWARDS = (Kind.B, Kind.I, Kind.W)
 LOOKAHEAD = 4  # actions between posting a receive and needing it; measured: more gains nothing
 
 
@@ -48,6 +49,7 @@ class StageBytes:
     kept: int = 0  # from the forward on where the stage recomputes: its inputs, and copies of buffers
     shared: int = 0  # inputs, as long as `saved`: made by the stage before, which keeps them as well
     workspace: int = 0  # on top while any of its actions runs
+    reversing: int = 0  # on top of that while a backward runs, or a half of one
     splitting: int = 0  # on top of that while an input half runs
     weighing: int = 0  # on top of that while a weight half runs
     arriving: int = 0  # Values from other stages: ahead of the forward, and as gradients on their way back
@@ -72,6 +74,7 @@ PARTS = len(PART_NAMES)
     _KEPT,
     _SHARED,
     _WORK,
+    _REVERSING,
     _SPLITTING,
     _WEIGHING,
     _ARRIVING,
@@ -166,6 +169,8 @@ def _computed(order: Sequence[Action], here: _Here) -> Iterator[_Span]:
             yield now, now + 1, stage, _UPDATE
         elif action.kind is not Kind.SYNC:
             yield now, now + 1, stage, _WORK
+        if action.kind in BACKWARDS:
+            yield now, now + 1, stage, _REVERSING
         match action.kind:
             case Kind.F:
                 yield from _life(action, now, at, here)

@@ -233,7 +233,8 @@ def _needs(plan: Plan, profile: Profile, number: int) -> StageBytes:
     found = replace(found, update=found.update // updaters(plan, number))
     if shards == 1:
         return _of_parts(found, plan.axes.spatial)
-    return StageBytes(**{name: size // shards for name, size in asdict(found).items()} | {"workspace": 0})
+    parts = {name: size // shards for name, size in asdict(found).items()}
+    return StageBytes(**parts | {"workspace": 0, "reversing": 0})
 
 
 _BETWEEN = (
@@ -253,10 +254,10 @@ _BETWEEN = (
 
 def _of_parts(found: StageBytes, shards: int) -> StageBytes:
     """Returns the parts with shares of what neighbours send or get, since these may be in shards."""
-    workspace = found.workspace if shards == 1 else 0
     return replace(
         found,
-        workspace=workspace,
+        workspace=found.workspace if shards == 1 else 0,
+        reversing=found.reversing if shards == 1 else 0,
         **{name: getattr(found, name) // shards for name in _BETWEEN},
     )
 

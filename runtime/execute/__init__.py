@@ -23,7 +23,6 @@ from runtime.execute.tracer import (
     clock_ns,
     free_bytes,
     profiled,
-    settle_memory,
     static_bytes,
     with_peak,
 )
@@ -44,7 +43,6 @@ __all__ = [
     "free_bytes",
     "profiled",
     "program_of",
-    "settle_memory",
     "static_bytes",
     "with_peak",
 ]

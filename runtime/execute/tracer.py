@@ -7,8 +7,6 @@ done in one step only; a GPU's allocator counts by itself.
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -175,18 +173,6 @@ def _status_bytes(name: str) -> int:
     except OSError:
         return 0
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), 0)
-
-
-def settle_memory() -> None:
-    """Lets go of what the start of a process has left, before the first step.
-
-    The objects of the capture, about a million, would pause steps where they stayed in garbage collection. What loading
-    has freed goes back to the machine; the C library of Linux would keep it.
-    """
-    gc.collect()
-    gc.freeze()
-    with suppress(OSError, AttributeError):  # other C libraries have none
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def free_bytes() -> int:

@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 
+from planner.capture import settle_memory
 from planner.plan import Plan, cards_of
 from runtime import checkpoint as checkpoints
 from runtime import world as worlds
 from runtime.checkpoint import Checkpoint, CheckpointWriter, Facts
 from runtime.dedup import keeping
-from runtime.execute import Pulse, Resident, Tensors, profiled, settle_memory
+from runtime.execute import Pulse, Resident, Tensors, profiled
 from runtime.kept import masks_of
 from runtime.loop import Around
 from runtime.rank import Rank, RankOptions, assemble, sleeping

@@ -67,7 +67,7 @@ def serve(say: Callable[[Message], None]) -> None:
     assert isinstance(request, MeasureRequest)
     import torch
 
-    from planner.capture import mixes_samples
+    from planner.capture import mixes_samples, settle_memory
     from planner.cluster import OtherLoad
     from planner.measure.bench import bench_of, device_name, versions
     from planner.measure.optimizer import measured_optimizer
@@ -88,6 +88,7 @@ def serve(say: Callable[[Message], None]) -> None:
         return
     pending = parse(line)
     assert isinstance(pending, Pending)
+    settle_memory()
     others, begun = OtherLoad(), time.process_time()
     clock, visits = clock_of(request.device), list[list[float]]()
     if pending.optimizer:

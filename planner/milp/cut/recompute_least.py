@@ -22,7 +22,9 @@ from planner.schedule import Kind, Schedule
 from planner.simulate import PART_NAMES
 
 # parts that may be less where some layers of a stage are recomputed than where all are
-_LESS = [PART_NAMES.index(name) for name in ("held", "kept", "workspace", "splitting", "weighing")]
+_LESS = [
+    PART_NAMES.index(name) for name in ("held", "kept", "workspace", "reversing", "splitting", "weighing")
+]
 _SAVED = PART_NAMES.index("saved")
 
 

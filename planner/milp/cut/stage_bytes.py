@@ -12,7 +12,15 @@ import numpy as np
 
 from planner.arrays import BoolArray, IntArray
 from planner.cluster import NOISE
-from planner.cost import Owned, Rectangles, Tables, copies_of_statistics, losses_held, running_maximum
+from planner.cost import (
+    Owned,
+    Rectangles,
+    Tables,
+    copies_of_statistics,
+    in_passes,
+    losses_held,
+    running_maximum,
+)
 from planner.layout import Mesh
 from planner.milp.configurations.configurations import Configuration
 from planner.milp.cut.frozen_order import Order
@@ -147,9 +155,9 @@ class Sizes:
         whole[..., at["saved"]] = early[..., at["saved"]] + late[..., at["saved"]] + apart + copied
         whole[..., at["held"]] = early[..., at["held"]] + late[..., at["held"]] + copied
         whole[..., at["kept"]] = early[..., at["kept"]] + late[..., at["saved"]] + apart + copied
-        work = at["workspace"]
-        carried = 2 * self.tables.moving.carried[low, middle]
-        whole[..., work] = np.maximum(early[..., work] + carried, late[..., work] + passing)
+        both, carried = [at["workspace"], at["reversing"]], 2 * self.tables.moving.carried[low, middle]
+        work = np.maximum(early[..., both].sum(-1) + carried, late[..., both].sum(-1) + passing)
+        whole[..., both[0]], whole[..., both[1]] = work, 0
         first, second = at["splitting"], at["weighing"]
         more = np.maximum(late[..., at["held"]] - late[..., at["saved"]], 0)
         whole[..., first] = np.maximum(early[..., first] + more, late[..., first])
@@ -159,7 +167,7 @@ class Sizes:
     def _walking_of(self, low: IntArray, high: IntArray, walks: BoolArray) -> IntArray:
         """Returns [..., part] of a part of a stage that recomputes nothing, where some of the stages walk."""
         found, held = self.moving_of(low, high, np.False_), self.shape.held
-        walked = (self.tables.with_units[held][1] if held else self.tables.walking).halves
+        walked = (self.tables.with_units[held][2] if held else self.tables.walking).halves
         for part, name in enumerate(PART_NAMES):
             if name in ("held", "splitting", "weighing"):
                 found[..., part] = np.where(walks, getattr(walked, name)[low, high], found[..., part])
@@ -179,8 +187,9 @@ class Sizes:
         tables = self.tables
         parts = tables.moving_parts(low, high, again) | {"update": self.update_bytes(low, high)}
         if self.shape.held:
-            workspace, walking = tables.with_units[self.shape.held]
-            parts["workspace"], chosen = workspace[low, high], walking.chosen
+            workspace, reversing, walking = tables.with_units[self.shape.held]
+            parts |= in_passes(workspace[low, high], reversing[low, high], again)
+            chosen = walking.chosen
             parts["splitting"], parts["weighing"] = chosen.splitting[low, high], chosen.weighing[low, high]
         parts["workspace"] = parts["workspace"] + tables.dropped[low, high]
         if self.order.owes:

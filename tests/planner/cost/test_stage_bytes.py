@@ -91,20 +91,51 @@ def test_every_cut_has_the_bytes_of_the_definition(seed: int) -> None:
         assert found_update == 7 * tables.largest[i, j] + tables.elements[i, j]
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_forwards_of_which_a_profile_does_not_tell_take_as_much_as_backwards(seed: int) -> None:
+    """Of one layer already; what any pass takes is the same."""
+    made = model(seed)
+    layer = next(row for row in made.costs if row[1:] == KEY[1:])
+    costs = {**made.costs, layer: replace(made.costs[layer], forward_workspace_bytes=None)}
+    told, silent = price(made, KEY), price(replace(made, costs=costs), KEY)
+    less = 0
+    for i, j, names in intervals(told):
+        now, then = (stage_bytes(each, names, KEY) for each in (made, replace(made, costs=costs)))
+        assert then.reversing == silent.moving.reversing[i, j] == 0
+        assert then.workspace == now.workspace + now.reversing
+        assert replace(then, workspace=now.workspace, reversing=now.reversing) == now
+        less += now.reversing > 0
+    assert less > 0
+
+
+def test_a_forward_has_no_gradients_and_counts_what_it_sends_once() -> None:
+    """Three layers in a row keep nothing: each has its input and its output, and the last one's goes out."""
+    graph = chain(3)
+    row = replace(cost(), workspace_bytes=5 * BYTES, forward_workspace_bytes=2 * BYTES)
+    made = profile(graph, dict.fromkeys(("a0", "a1", "a2", "a3", "loss"), row))
+    key = next(iter(made.costs))._replace(signature="")
+    found = stage_bytes(made, ["a0", "a1", "a2"], key)
+    assert (found.sent + found.handed, found.workspace) == (BYTES, 2 * BYTES)
+    assert found.workspace + found.reversing == 5 * BYTES
+    assert stage_bytes(made, ["a2"], key).workspace == BYTES
+    again = stage_bytes(made, ["a0", "a1", "a2"], key, recompute=True)
+    assert (again.workspace, again.reversing) == (5 * BYTES, 0)
+
+
 @pytest.mark.parametrize("what", ["gradients", "parameters"])
 @pytest.mark.parametrize("seed", range(6))
 def test_of_replicas_that_share_units_every_cut_has_the_bytes_of_the_definition(seed: int, what: str) -> None:
     made = with_walks(model(seed), seed) if seed % 2 else model(seed)
     tables = price(_in_blocks(made, 1 + seed % 3), KEY)
-    workspace, walking = tables.with_units[what]
+    workspace, reversing, walking = tables.with_units[what]
     shard = StageShard(what=what)  # type: ignore[arg-type]
     for i, j, names in intervals(tables):
         walks = bool(tables.walking.stages[i, j])
         for also in {walks, bool(tables.walking.stages[i].any())}:  # a layer of another part of the stage
             found = stage_bytes(replace(made, graph=tables.graph), names, KEY, shard=shard, walking=also)
             halves = walking.halves if also else walking.stored
-            here = (workspace[i, j], halves.splitting[i, j], halves.weighing[i, j])
-            assert here == (found.workspace, found.splitting, found.weighing), names
+            here = (workspace[i, j], reversing[i, j], halves.splitting[i, j], halves.weighing[i, j])
+            assert here == (found.workspace, found.reversing, found.splitting, found.weighing), names
         assert walking.chosen.weighing[i, j] == (walking.halves if walks else walking.stored).weighing[i, j]
 
 

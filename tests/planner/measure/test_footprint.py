@@ -15,9 +15,8 @@ from planner.cluster import catalogue as devices
 from planner.measure.bench import Bench
 from planner.measure.footprint import Reserves, SavedTensors, footprint
 from planner.measure.measure import with_slack
-from planner.measure.rows import counted_rows
+from planner.measure.rows import Counter, counted_rows
 from planner.measure.specimens import Way, fake_specimen, in_precision, real_specimen, situations
-from planner.measure.work import Counter
 from planner.profile import OptimizerCost, Profile, Seconds, check
 from planner.workload import load
 from tests.planner.graphs import saved_bytes
@@ -130,6 +129,20 @@ def test_fake_tensors_tell_the_same_as_real_ones() -> None:
         with FakeTensorMode():
             fake = footprint(fake_specimen(bench.captured, situation, bench.way))
         assert fake == real, situation.layer.name
+
+
+def test_a_forward_takes_less_for_itself_than_a_backward() -> None:
+    """Forwards a layer makes its output beside what it keeps; on its way back it has a gradient of each."""
+
+    def batch(n: int) -> tuple[object, object]:
+        return torch.randn(n, 16), torch.randn(n, 16)
+
+    captured = capture(nn.Sequential(nn.Linear(16, 16), nn.GELU()), batch, nn.functional.mse_loss)
+    found = counted(bench_of(captured, batch), 4)
+    line, loss = (found.cost(layer.name, found.settings[0]) for layer in found.graph.layers)
+    one = 4 * 16 * 4
+    assert (line.own_saved_bytes, line.forward_workspace_bytes, loss.forward_workspace_bytes) == (one, one, 4)
+    assert line.workspace_bytes >= 2 * one and loss.workspace_bytes > 4
 
 
 class Sliced(nn.Module):

@@ -152,6 +152,7 @@ def _cost(block: Block, micro: int, scale: float) -> LayerCost:
         kept_outputs=(),
         held_bytes=block.held * micro,
         workspace_bytes=block.workspace * micro,
+        forward_workspace_bytes=block.workspace * (block.out % 4) // 3 * micro,
     )
 
 

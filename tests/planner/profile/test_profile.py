@@ -85,6 +85,8 @@ def test_a_time_that_is_no_time_is_refused(column: str, number: float) -> None:
         (cost(own=-1), "own_saved_bytes is -1"),
         (replace(cost(), held_bytes=-1), "held_bytes is -1"),
         (replace(cost(), workspace_bytes=-1), "workspace_bytes is -1"),
+        (replace(cost(), forward_workspace_bytes=-1), "forward_workspace_bytes is -1"),
+        (replace(cost(), forward_workspace_bytes=1), "forward_workspace_bytes is 1"),  # of 0 in all passes
         (replace(cost(), forward=Seconds(median=1.0, spread=math.nan)), "forward.spread is nan"),
         (replace(cost(), forward=Seconds(median=0.0)), "forward takes no time"),
         (cost(inputs=(1,)), "kept_inputs has position 1"),

@@ -35,6 +35,18 @@ def test_a_profile_comes_back_as_it_went(tmp_path: Path) -> None:
     assert [x.name for x in tmp_path.iterdir()] == ["profile.yaml"]
 
 
+def test_a_file_of_before_forwards_had_a_workspace_of_their_own_comes_back_as_it_was(text: str) -> None:
+    assert "forward_workspace_bytes" not in text
+    found = profile_yaml.loads(text)
+    assert {row.forward_workspace_bytes for row in found.costs.values()} == {None}
+    assert profile_yaml.dumps(found) == text
+    known = {
+        key: replace(row, workspace_bytes=9, forward_workspace_bytes=7) for key, row in found.costs.items()
+    }
+    measured = replace(found, costs=known)
+    assert profile_yaml.loads(profile_yaml.dumps(measured)) == measured
+
+
 def test_it_is_yaml_of_one_row_a_line(text: str) -> None:
     data = yaml.safe_load(text)
     assert [row["name"] for row in data["graph"]["layers"]] == ["a0", "a1", "a2", "a3", "loss"]

@@ -22,12 +22,13 @@ def random_sizes(stages: int, draw: Random) -> list[StageBytes]:
     for _ in range(stages):
         saved = draw.randint(1, 50)
         held, kept = draw.randint(0, saved), draw.randint(0, saved)
-        sizes.append(StageBytes(saved=saved, held=held, kept=kept, workspace=draw.randint(0, 9)))
+        work, more = draw.randint(0, 9), draw.randint(0, 9)
+        sizes.append(StageBytes(saved=saved, held=held, kept=kept, workspace=work, reversing=more))
     return sizes
 
 
 def with_messages(sizes: list[StageBytes], draw: Random) -> list[StageBytes]:
-    names = set(PART_NAMES) - {"saved", "held", "kept", "workspace"}
+    names = set(PART_NAMES) - {"saved", "held", "kept", "workspace", "reversing"}
     return [replace(size, **{name: draw.randint(0, 20) for name in sorted(names)}) for size in sizes]
 
 
@@ -45,7 +46,9 @@ def replayed(case: Case, sizes: list[StageBytes]) -> list[int]:
             if action.kind is Kind.F:
                 spans += _life(action, start, end, sizes[action.stage])
             if action.kind not in (Kind.SYNC, Kind.STEP):
-                spans.append((start[action], end[action], sizes[action.stage].workspace))
+                own = sizes[action.stage]
+                work = own.workspace + own.reversing * (action.kind in (Kind.B, Kind.I, Kind.W))
+                spans.append((start[action], end[action], work))
         moments = [start[action] for action in order]
         found.append(max(sum(b for low, high, b in spans if low <= now < high) for now in moments))
     return found

@@ -41,5 +41,8 @@ def dataset(pace_s: float = 0.02, leaves: int = -1) -> Dataset[tuple[Tensor, Ten
     return Paced(pace_s, leaves)
 
 
-def optimizer(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
-    return torch.optim.SGD([p for _, p in named_parameters], lr=0.05, momentum=0.9)
+def optimizer(
+    named_parameters: Iterable[tuple[str, nn.Parameter]], lr: float = 0.05
+) -> torch.optim.Optimizer:
+    """`lr`: as it stands, rounding grows from step to step; a fiftieth of it keeps other orders of sums beside each other."""
+    return torch.optim.SGD([p for _, p in named_parameters], lr=lr, momentum=0.9)
