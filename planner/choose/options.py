@@ -26,6 +26,7 @@ from planner.layout import (
     DimCut,
     Factor,
     GroupLayout,
+    Laid,
     LocalOperation,
     Mesh,
     everywhere,
@@ -68,6 +69,8 @@ class Decisions:
     trained: frozenset[str]  # all tensors with a gradient
     found: list[Decision] = field(default_factory=list)
     lying: dict[str, Lying] = field(default_factory=dict)
+    laid_folded: Laid = field(default_factory=dict)  # operations of the folded model, as any lines have them
+    laid_whole: Laid = field(default_factory=dict)  # and of the whole one
 
     def fixed(self, name: str) -> GroupLayout | None:
         """Returns the layout of a tensor about which nothing is decided; None for all others."""

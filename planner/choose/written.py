@@ -22,6 +22,7 @@ from planner.layout import (
     MOVES,
     STORED,
     WHOLE,
+    Laid,
     LocalGraph,
     LocalOperation,
     Mesh,
@@ -65,21 +66,28 @@ def exactly(decisions: Decisions, choice: Sequence[int]) -> Wishes:
 def graph_of(work: GroupWork, decisions: Decisions, choice: Sequence[int]) -> LocalGraph:
     """Returns the whole model as a choice has it."""
     wishes = exactly(decisions, choice)
-    return propagate(work.operations, decisions.mesh, wishes, work.trained, work.resolved)
+    laid = decisions.laid_whole
+    return propagate(work.operations, decisions.mesh, wishes, work.trained, work.resolved, laid_once=laid)
 
 
-def graph_by(work: GroupWork, mesh: Mesh, lines: Sequence[Wish]) -> LocalGraph:
+def graph_by(work: GroupWork, mesh: Mesh, lines: Sequence[Wish], laid_once: Laid | None = None) -> LocalGraph:
     """Returns the whole model as the lines of a section `cut` have it.
 
+    Args: `laid_once` is that of `propagate`.
     Raises: NoRule for what cannot be done exactly, BadInput for a line that no module can grant.
     """
-    return _graph_by(work, work.operations, mesh, lines)
+    return _graph_by(work, work.operations, mesh, lines, laid_once)
 
 
 def _graph_by(
-    work: GroupWork, operations: Sequence[Operation], mesh: Mesh, lines: Sequence[Wish]
+    work: GroupWork,
+    operations: Sequence[Operation],
+    mesh: Mesh,
+    lines: Sequence[Wish],
+    laid_once: Laid | None,
 ) -> LocalGraph:
-    found = propagate(operations, mesh, granted(lines, operations), work.trained, work.resolved)
+    wishes = granted(lines, operations)
+    found = propagate(operations, mesh, wishes, work.trained, work.resolved, laid_once=laid_once)
     unmet(lines, found.taken, operations)
     return found
 
@@ -109,7 +117,7 @@ def lines_of(
 
     def cost(lines: Sequence[Wish]) -> float:
         try:
-            return priced(_graph_by(work, folded.operations, decisions.mesh, lines))
+            return priced(_graph_by(work, folded.operations, decisions.mesh, lines, decisions.laid_folded))
         except BadInput:
             return float("inf")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from math import prod
-from typing import Final
+from typing import Final, NamedTuple
 
 from planner.layout.blocks import Behind, fitting
 from planner.layout.conversions import cost
@@ -49,6 +49,17 @@ LINEAR: Final = {"aten.add": 2, "aten.sub": 2, "aten.neg": 1}  # tensors: of add
 SHAPES_ONLY: Final = ("aten.new_zeros", "aten.new_ones", "aten.new_full", "aten.new_empty")
 
 
+class LaidOnce(NamedTuple):
+    """An operation as it was laid once, with what that took of the wishes."""
+
+    local: LocalOperation
+    taken: frozenset[object]
+    resting: Mapping[tuple[str, int], Collection[object]]
+
+
+Laid = dict[object, LaidOnce]  # operation, layouts of what it reads, and its wishes -> how it is laid
+
+
 def propagate(
     operations: Sequence[Operation],
     mesh: Mesh,
@@ -56,16 +67,19 @@ def propagate(
     trained: Collection[str],
     resolved: Collection[str] = (),
     given: Mapping[str, GroupLayout] | None = None,
+    laid_once: Laid | None = None,
 ) -> LocalGraph:
     """Returns a captured model as the ranks of a group compute it together.
 
     Args: `operations` begin with what the model is given, as a captured model lists them; `mesh` has the parts along
         each axis of the group; `trained` has the names of the given tensors that have a gradient; `resolved` names
         tensors that must not stay addends, which are those that leave a stage, and the loss; `given` has the layouts
-        of given tensors that do not come alike.
+        of given tensors that do not come alike; `laid_once` is kept by a caller that asks often with other wishes, and
+        with all else the same.
     Raises: NoRule, which names the operation and its module, where something cannot be done exactly.
     """
-    return _Propagation(operations, mesh, wishes, trained, resolved, given or {}).run()
+    known = {} if laid_once is None else laid_once
+    return _Propagation(operations, mesh, wishes, trained, resolved, given or {}, known).run()
 
 
 class _Propagation:
@@ -79,8 +93,9 @@ class _Propagation:
         trained: Collection[str],
         resolved: Collection[str],
         given: Mapping[str, GroupLayout],
+        laid_once: Laid,
     ) -> None:
-        self.operations, self.mesh, self.wishes = operations, mesh, wishes
+        self.operations, self.mesh, self.wishes, self.laid_once = operations, mesh, wishes, laid_once
         self.trained, self.resolved, self.given = set(trained), resolved, given
         self.layouts: dict[str, tuple[GroupLayout, ...]] = {}
         self.made: dict[str, tuple[GroupLayout, ...]] = {}
@@ -96,7 +111,7 @@ class _Propagation:
                 alike = everywhere(operation.outputs[0])
                 self.layouts[operation.name] = (self.given.get(operation.name, alike),)
                 continue
-            done = self._place(operation)
+            done = self._remembered(operation)
             placed.append(done)
             self._keep(operation, done.outputs)
         held = held_states(placed, self.states & self.trained, self.layouts, self.mesh)
@@ -106,15 +121,8 @@ class _Propagation:
                 self.taken |= wishes
         layouts = self.layouts | {name: (layout,) for name, layout in held.items()}
         states = {name: layouts[name][0] for name in self.states}
-        return LocalGraph(
-            self.mesh,
-            tuple(placed),
-            layouts,
-            self.made,
-            states,
-            frozenset(self.trained),
-            frozenset(self.taken),
-        )
+        trained, taken = frozenset(self.trained), frozenset(self.taken)
+        return LocalGraph(self.mesh, tuple(placed), layouts, self.made, states, trained, taken)
 
     def _keep(self, operation: Operation, outputs: tuple[GroupLayout, ...]) -> None:
         name = operation.name
@@ -126,6 +134,23 @@ class _Propagation:
         if name in self.resolved and any(layout.partial for layout in outputs):
             self.made[name] = outputs
             self.layouts[name] = tuple(GroupLayout(x.shape, x.cuts, frozenset(), x.owed) for x in outputs)
+
+    def _remembered(self, operation: Operation) -> LocalOperation:
+        """Returns an operation as it is laid, which its wishes and the layouts of what it reads decide."""
+        read = tuple(self.layouts[name] for name in operation.reads())
+        wished = tuple(tuple(self.wishes(operation, axis)) for axis in range(len(self.mesh)))
+        key = (operation.name, read, wished)
+        found = self.laid_once.get(key)
+        if found is None:
+            before = self.taken, self.resting
+            self.taken, self.resting = set(), defaultdict(set)
+            local = self._place(operation)
+            found = self.laid_once[key] = LaidOnce(local, frozenset(self.taken), self.resting)
+            self.taken, self.resting = before
+        self.taken |= found.taken
+        for place, wishes in found.resting.items():
+            self.resting[place] |= set(wishes)
+        return found.local
 
     def _place(self, operation: Operation) -> LocalOperation:
         kind = operation.operation

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from planner.errors import BadInput
@@ -46,6 +47,7 @@ def of_path(operation: Operation) -> str:
     return path.partition("#")[0]
 
 
+@lru_cache(maxsize=2**16)
 def depth(path: str, pattern: str) -> int:
     """Returns how many names of a path a pattern covers; 0 where it does not name it or a module around it."""
     names = path.split(".")

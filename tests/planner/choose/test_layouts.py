@@ -12,6 +12,7 @@ from planner.choose import (
     decisions_of,
     explored,
     folded,
+    graph_by,
     graph_of,
     layouts,
     price,
@@ -21,7 +22,7 @@ from planner.choose import (
 )
 from planner.cluster import Cluster
 from planner.group import MeshOnCluster
-from planner.layout import LocalGraph, LocalOperation
+from planner.layout import Laid, LocalGraph, LocalOperation, Wish
 from tests.planner.choose.models import gpt2, llama, on_device
 
 NODE = Cluster.model_validate(
@@ -125,3 +126,14 @@ def test_weights_rest_in_parts_where_samples_are_cut_and_parameters_must_shrink(
     assert "stored" in {line.factor for line in least.lines}
     gathered = [x for x in least.graph.conversions() if x.gathers_parameter]
     assert gathered and not [x for x in found[0].graph.conversions() if x.gathers_parameter]
+
+
+def test_layouts_are_the_same_where_operations_are_remembered() -> None:
+    """Lines of every kind after each other, so that what one line laid is met by the next."""
+    work = gpt2()
+    laid: Laid = {}
+    heads, hidden = Wish("blocks.*.attention", 0, "heads"), Wish("blocks.*.feedforward", 0, "hidden")
+    for place in ("samples", "sequence"):
+        for lines in ([heads], [heads, hidden], [hidden], [], [Wish("*", 0, "stored")]):
+            asked = [Wish("token", 1, place), *lines]
+            assert graph_by(work, (2, 2), asked, laid) == graph_by(work, (2, 2), asked)
