@@ -10,7 +10,7 @@ stages send each other.
 from planner.arrays import NS_PER_S
 from planner.cost.activation_tables import in_passes
 from planner.cost.messages import Edges, hop_bytes
-from planner.cost.shared_weights import Owned, Rectangles, running_maximum
+from planner.cost.shared_weights import Owned, Rectangles
 from planner.cost.spatial_tables import (
     Grid,
     GridChoice,
@@ -26,6 +26,7 @@ from planner.cost.spatial_tables import (
 )
 from planner.cost.stage_bytes import copies_of_statistics, losses_held, stage_bytes, step_bytes
 from planner.cost.tables import INDEX_BYTES, Tables, price, setting_of
+from planner.cost.unit_tables import running_maximum
 
 __all__ = [
     "INDEX_BYTES",

@@ -17,8 +17,11 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.arrays import IntArray
+from planner.cost.unit_tables import running_maximum
 from planner.kept import MOVED_ENTRIES
 from planner.model import ModelGraph
+
+CutBy = Mapping[str, tuple[int, ...]]  # parameter -> axes of a group that cut it
 
 
 def dropped(graph: ModelGraph, kept: Mapping[str, int], halved: Collection[str], name: str) -> int:
@@ -236,36 +239,26 @@ class Rectangles:
         return self.corners.cumsum(0).cumsum(1)[:-1, :-1]
 
 
-def running_maximum(amounts: IntArray) -> IntArray:
-    """Returns `[i, j]`, the largest of the amounts from i to j - 1; 0 for empty intervals.
-
-    Args: `amounts` has one number a layer.
-    """
-    count = len(amounts)
-    table: IntArray = np.zeros((count + 1, count + 1), np.int64)
-    for i in range(count):
-        table[i, i + 1 :] = np.maximum.accumulate(amounts[i:])
-    return table
-
-
 class Owned(NamedTuple):
     """A trained parameter, which one of its holders updates where these share the state of the optimizer."""
 
     users: tuple[int, ...]  # positions of its layers, in order
     elements: int
     dtype: str
+    axes: tuple[int, ...] = ()  # of a group, that cut it: ranks along them hold different parts
 
 
-def owned(graph: ModelGraph, kept: Mapping[str, int]) -> tuple[Owned, ...]:
+def owned(graph: ModelGraph, kept: Mapping[str, int], cut: CutBy) -> tuple[Owned, ...]:
     """Returns the trained parameters that layers use, in the order in which they are dealt out: of their first layers.
 
-    Args: `kept` has the kept entries of pruned parameters.
+    Args: `kept` has the kept entries of pruned parameters, and `cut` those that a group cuts.
     """
     rows = [
         Owned(
             tuple(sorted({graph.index[name] for name in row.users})),
             kept.get(row.name, prod(row.shape)),
             row.dtype,
+            cut.get(row.name, ()),
         )
         for row in graph.trained
         if row.users

@@ -7,7 +7,7 @@ parameter counts once in each stage that uses it. Rectangles of (i, j) carry bot
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
@@ -17,7 +17,7 @@ import numpy as np
 from planner.arrays import NS_PER_S, BoolArray, IntArray
 from planner.cost.activation_tables import Moving, Walking, Working, in_passes, moving
 from planner.cost.messages import Edges, Talk, edges
-from planner.cost.shared_weights import Owned, Rectangles, dropped, largest_of, owned, written_bytes
+from planner.cost.shared_weights import CutBy, Owned, Rectangles, dropped, largest_of, owned, written_bytes
 from planner.cost.unit_tables import UnitTables, nothing, unit_tables
 from planner.errors import BadInput
 from planner.model import ModelGraph
@@ -143,10 +143,10 @@ def setting_of(plan: Plan) -> CostKey:
     return CostKey("", plan.batch.micro, (), plan.precision, plan.execution)
 
 
-def price(profile: Profile, setting: CostKey, unsummed: Collection[str] = ()) -> Tables:
+def price(profile: Profile, setting: CostKey, unsummed: Mapping[str, tuple[int, ...]] = {}) -> Tables:
     """Returns the tables of one setting: micro-batch, precision and execution on whole samples.
 
-    Args: `setting` is a key of the profile, whatever its signature; `unsummed` are parameters that a group cuts.
+    Args: `setting` is a key of the profile, whatever its signature; `unsummed` has the axes that cut parameters.
     Raises: BadInput names a layer that was not profiled at this setting.
     """
     graph = profile.graph
@@ -163,12 +163,11 @@ def tables(
     size_of: Mapping[str, int],
     *,
     regridded: tuple[object, ...] = (),
-    unsummed: Collection[str] = (),
+    unsummed: Mapping[str, tuple[int, ...]] = {},
 ) -> Tables:
     """Returns the tables of given costs and sizes.
 
-    Args: `costs` has one row a layer, `size_of` the bytes of every Value. `regridded` tells choices with the same
-        grid apart.
+    Args: `costs` has one row a layer, `size_of` the bytes of every Value. `regridded` tells choices of a grid apart.
     """
     graph, kept = profile.graph, profile.kept.counts
     saved, entered, leaving = _values(graph, costs, size_of)
@@ -193,7 +192,7 @@ def tables(
         written=written_bytes(graph, remembered=False),
         remembered=written_bytes(graph, remembered=True),
         loss_bytes=sum(size_of[name] for name in graph.layers[-1].outputs),
-        owned=owned(graph, kept),
+        owned=owned(graph, kept, unsummed),
         largest=largest_of(graph, {row.name: kept.get(row.name, prod(row.shape)) for row in graph.trained}),
         scattered=scattered,
         dropped=largest_of(
@@ -271,7 +270,7 @@ def _gathering(time_ns: dict[Kind, IntArray], profile: Profile) -> dict[Kind, In
     return {kind: ns + gathered if kind in (Kind.B, Kind.W) else ns for kind, ns in time_ns.items()}
 
 
-def _parameters(profile: Profile, unsummed: Collection[str]) -> tuple[IntArray, ...]:
+def _parameters(profile: Profile, unsummed: CutBy) -> tuple[IntArray, ...]:
     graph, kept = profile.graph, profile.kept.counts
     held, gradients, summed, tied, elements, trained, scattered = every = [
         Rectangles(len(graph.layers)) for _ in range(7)

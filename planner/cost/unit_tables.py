@@ -247,6 +247,18 @@ def over_layers_waiting(
     return table
 
 
+def running_maximum(amounts: IntArray) -> IntArray:
+    """Returns `[i, j]`, the largest of the amounts from i to j - 1; 0 for empty intervals.
+
+    Args: `amounts` has one number a layer.
+    """
+    count = len(amounts)
+    table: IntArray = np.zeros((count + 1, count + 1), np.int64)
+    for i in range(count):
+        table[i, i + 1 :] = np.maximum.accumulate(amounts[i:])
+    return table
+
+
 def above_saved(amounts: IntArray, least: int = 0) -> IntArray:
     """Returns the amounts, at least `least`, of stages that have layers; 0 elsewhere."""
     return np.triu(np.maximum(amounts, least), 1)

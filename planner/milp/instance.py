@@ -115,7 +115,7 @@ class Instance:
         free = pins.shard is None and pins.held is None and not self.joint
         plain = not (shape.held or shape.shard or shape.listed)
         known = self.profile.by_element and self.execution == "eager"
-        if not (free and plain and known and can_share(data, shape.spatial, data)):
+        if not (free and plain and known and can_share(data, 1 if shape.mesh else shape.spatial, data)):
             return ()
         near, few = self.cluster.nodes[0].devices_per_node // shape.workers, data <= limits.FEW_REPLICAS
         every = [k for k in range(2, data + 1) if data % k == 0 and (few or k in (near, data))]

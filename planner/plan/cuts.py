@@ -19,7 +19,6 @@ from planner.files import Count, Part
 from planner.layout import LocalGraph, Wish, cut_of, refused_cut
 from planner.model import ModelGraph
 from planner.plan.plan import CutLine, Plan
-from planner.plan.sharding import shard_of
 
 ANY_CUT: Final = "any"  # in place of a cut: layouts are looked for
 
@@ -99,9 +98,6 @@ def _not_with_cuts(plan: Plan) -> Iterator[str]:
         "shares of the batch": bool(plan.batch.shares),
         "update: rolling": plan.schedule.update == "rolling",
         "grids over space": any(x.spatial or x.gather_before or x.regrid for x in stages),
-        "parameters, gradients or state shared among replicas": any(
-            shard_of(plan, i) for i in range(len(stages))
-        ),
         "sums by name": plan.sums is not None,
         "recompute_before": any(x.recompute_before for x in stages),
     }

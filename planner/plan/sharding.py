@@ -183,7 +183,7 @@ def _of_elements(plan: Plan, index: int, shard: StageShard) -> Iterator[str]:
             f"shares {shard.what} among {ranks} ranks, but the stage has {data} data replicas: a divisor of data from "
             "2 on; pipes and shards of a sample do not share them"
         )
-    if plan.axes.spatial > 1:
+    if plan.axes.spatial > 1 and not any(each.cut for each in plan.stages):
         yield f"shares {shard.what}, which does not go with samples cut in space: spatial: 1, or what: state"
     if plan.execution == "compiled":
         yield f"shares {shard.what}, which does not go with compiled stages: execution: eager, or what: state"

@@ -7,12 +7,13 @@ Start at `batches.py`; `regions.py` is for datasets that read a part of a sample
 
 from runtime.data.batches import Batches, Wanted
 from runtime.data.live import live_workload
-from runtime.data.regions import Region, Rows
+from runtime.data.regions import Feed, Region, Rows
 from runtime.data.stream import ByPosition, Pass, Stream, has_raw, raw_of, seeded
 
 __all__ = [
     "Batches",
     "ByPosition",
+    "Feed",
     "Pass",
     "Region",
     "Rows",

@@ -11,8 +11,8 @@ tells.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import torch
@@ -27,6 +27,24 @@ Read = Callable[[], dict[str, Tensor]]
 
 COMPARED_BYTES = 256 << 20  # a first micro-batch of more bytes, whole, is not read only to compare it
 ROUNDINGS = 16  # of the largest number, that a part may be away from the same part of the whole
+
+
+@dataclass
+class Feed:
+    """The batch of the step at hand, by micro-batch."""
+
+    reads: Mapping[int, Sequence[str]]  # stage -> Values of the batch
+    device: torch.device
+    parts: Mapping[str, Rows] = field(default_factory=dict)  # of what is shared in space
+    region: Region = ()
+    values: Mapping[int, Mapping[str, Tensor]] = field(default_factory=dict)
+    copies: bool = (
+        False  # also where the batch is on the device already: so that memory is counted as elsewhere
+    )
+
+    def __call__(self, stage: int, micro: int) -> dict[str, Tensor]:
+        names, device, copy = self.reads[stage], self.device, self.copies
+        return {name: self.values[micro][name].to(device, non_blocking=True, copy=copy) for name in names}
 
 
 @dataclass(frozen=True, kw_only=True)

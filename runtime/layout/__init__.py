@@ -15,7 +15,7 @@ from runtime.layout.ranks import (
     places_of_parts,
     ranks_together,
 )
-from runtime.layout.rewrite import localise
+from runtime.layout.rewrite import is_view, localise
 
 __all__ = [
     "Convert",
@@ -23,6 +23,7 @@ __all__ = [
     "Places",
     "TensorParts",
     "graph_of_others",
+    "is_view",
     "largest_parts",
     "localise",
     "places_of_parts",

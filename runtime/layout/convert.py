@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -66,10 +66,17 @@ def passed(x: Tensor, step: Passage, group: CutGroup) -> Tensor:
     return result
 
 
+class RestingParts(Protocol):
+    """The parameters of a stage that are here only while they are used, where replicas share them."""
+
+    def pack(self, tensor: Tensor) -> Any: ...
+    def unpack(self, kept: Any) -> Tensor: ...
+
+
 class _Again(NamedTuple):
     """What is kept in the place of a gathered parameter, or of a view of one."""
 
-    gathered: Callable[[], Tensor]
+    gathered: Callable[[], Tensor]  # gathers it once more
     shape: torch.Size
     stride: tuple[int, ...]
     offset: int
@@ -80,6 +87,7 @@ class GatheredWeights:
     """The gathered parameters of a stage that are there at the moment."""
 
     here: dict[int, tuple[StorageWeakRef, Callable[[], Tensor]]] = field(default_factory=dict)
+    beside: RestingParts | None = None  # who keeps what rests in parts, where that is not always here
 
     def note(self, whole: Tensor, again: Callable[[], Tensor]) -> None:
         """Takes note of a parameter that was gathered.
@@ -96,16 +104,25 @@ class GatheredWeights:
         with saved_tensors_hooks(self._pack, self._unpack):
             yield
 
-    def _pack(self, x: Tensor) -> Tensor | _Again:
-        known = self.here.get(x.untyped_storage()._cdata)
-        if known is None or known[0].expired():  # type: ignore[no-untyped-call]
-            return x.detach()  # the tensor itself would keep itself alive, where it is a result
-        return _Again(known[1], x.shape, x.stride(), int(x.storage_offset()))
+    def resting(self, parameter: Tensor) -> Callable[[], Tensor]:
+        """Returns what gives the parts of a parameter once more, also where they are let go meanwhile."""
+        beside = self.beside
+        if beside is None:
+            return parameter.detach
+        kept = beside.pack(parameter.detach())
+        return lambda: beside.unpack(kept)
 
-    def _unpack(self, kept: Tensor | _Again) -> Tensor:
-        if not isinstance(kept, _Again):
-            return kept
-        return kept.gathered().as_strided(kept.shape, kept.stride, kept.offset)
+    def _pack(self, x: Tensor) -> Any:
+        known = self.here.get(x.untyped_storage()._cdata)
+        if known is not None and not known[0].expired():  # type: ignore[no-untyped-call]
+            return _Again(known[1], x.shape, x.stride(), int(x.storage_offset()))
+        own = x.detach()  # the tensor itself would keep itself alive, where it is a result
+        return own if self.beside is None else self.beside.pack(own)
+
+    def _unpack(self, kept: Any) -> Tensor:
+        if isinstance(kept, _Again):
+            return kept.gathered().as_strided(kept.shape, kept.stride, kept.offset)
+        return kept if isinstance(kept, Tensor) or self.beside is None else self.beside.unpack(kept)
 
 
 @dataclass(frozen=True)
@@ -116,9 +133,11 @@ class GatherParameter:
     gathered: GatheredWeights
 
     def __call__(self, parameter: Tensor) -> Tensor:
+        resting = self.gathered.resting(parameter)
+
         def again() -> Tensor:
             with torch.no_grad():
-                return self.convert(parameter.detach())
+                return self.convert(resting())
 
         whole = self.convert(parameter)
         if torch.is_grad_enabled():

@@ -33,6 +33,19 @@ def localise(
     _Localiser(module, dict(nodes), graph, group).write()
 
 
+def is_view(module: fx.GraphModule, node: fx.Node) -> bool:
+    """Returns whether a call that stands in a rewritten graph makes what lies in the memory of what it reads.
+
+    Args: `node` is any of the graph; those of torch's own operations are none.
+    """
+    if node.target is not called or not isinstance(held := node.args[0], fx.Node):
+        return False
+    call = getattr(module, str(held.target), None)
+    if isinstance(call, Convert):
+        return all(step.forward == "none" for step in call.steps)
+    return isinstance(call, LocalCall) and call.placed.operation.operation in SIZED
+
+
 class _Localiser:
     """The rewriting of one graph; `converted` has each tensor in each layout that it was brought to."""
 
@@ -149,6 +162,8 @@ def _keep_none(module: fx.GraphModule, gathered: GatheredWeights) -> None:
     """Has a graph run without autograd keeping what was gathered, also once the graph is edited further."""
 
     def forward(*given: object) -> object:
+        units = getattr(module, "units", None)
+        gathered.beside = units if units is not None and units.gathers else None
         with gathered.not_kept():
             return type(module).forward(module, *given)
 

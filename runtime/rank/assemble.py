@@ -14,13 +14,14 @@ from planner.model import Buffer, Parameter
 from planner.plan import Plan
 from planner.program import Program
 from planner.timeline import COLLECTIVE, Event, encode
+from runtime.data import Feed
 from runtime.execute import Interpreter, Pulse, Tracer, program_of
 from runtime.layout import TensorParts
 from runtime.rank.evaluation import Evaluation
 from runtime.rank.parts import Node, RankOptions, RankParts
-from runtime.rank.rank import Feed, Rank
+from runtime.rank.rank import Rank
 from runtime.runfolder import COUNT
-from runtime.sharding import Load
+from runtime.sharding import Joining, Load
 from runtime.stage import AnyStage, Keys
 from runtime.update import (
     AnyFlat,
@@ -63,6 +64,7 @@ def assemble(
     groups = groups_of(parts.buckets, parts.mesh, world.rank, world.new_group)
     named = named_sums(groups, plan.sums, world.rail)
     shared = parts.shared_states(modules)
+    cut = parts.sharing if isinstance(parts.sharing, TensorParts) else None
     stages = parts.stages(modules, shared)
     tracer = Tracer(world.rank, world.clock)
     held = sorted({stage for _, stage in parts.held})
@@ -93,7 +95,8 @@ def assemble(
         idle=idle,
         flats=flats,
         units=parts.units,
-        parts=parts.sharing if isinstance(parts.sharing, TensorParts) else None,
+        parts=cut,
+        joining=Joining(groups, cut, _writers(plan), world.rank) if cut is not None else None,
         updater=updater,
         shared=[one for found in shared.values() for one in found],
         keys=parts.keys,
@@ -104,6 +107,11 @@ def assemble(
         make_evaluation=partial(Evaluation, parts, idle, updater, pulse),
         scaler=parts.scale.scaler,
     )
+
+
+def _writers(plan: Plan) -> frozenset[int]:
+    """Returns the ranks of the groups that write checkpoints: those of the first replica."""
+    return frozenset(place.rank for place in plan.places if place.data == 0)
 
 
 def _agreed_program(plan: Plan, captured: Captured, world: World, parts: RankParts) -> Program:

@@ -18,10 +18,10 @@ from torch import Tensor
 from planner.capture import Captured, StageModule, cut, drawing_order, evaluation_of, name_of, with_names
 from planner.errors import BadInput, BadPlan
 from planner.model import Buffer, Parameter
+from runtime.data import Feed
 from runtime.execute import AUTOCAST, Interpreter, Pulse, Tensors, Tracer, forward_program
 from runtime.messages import routes_of
 from runtime.rank.parts import RankParts
-from runtime.rank.rank import Feed
 from runtime.runfolder import LOSS
 from runtime.stage import Keys, key_random_operations
 from runtime.update import Updater

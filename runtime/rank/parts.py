@@ -130,9 +130,10 @@ class RankParts:
         rows = self._rows(module)
         if isinstance(self.sharing, TensorParts):  # one after the other: whole ones need not fit together
             own = self.sharing.shrunk(module).own
-            return {name: own(name, load.parameters([name])[name]) for name in rows}
+            here = {n: own(n, load.parameters([n])[n]) for n in rows if n not in apart}
+        else:
+            here = dict(load.parameters([name for name in rows if name not in apart]))
         absent = {name: tensor for name, tensor in module.named_parameters() if name in apart}
-        here = load.parameters([name for name in rows if name not in apart])
         return {**here, **{name: stand_in(tensor, self.world.device) for name, tensor in absent.items()}}
 
     def transport(self, routes: Routes) -> Transport:
@@ -160,7 +161,7 @@ class RankParts:
         """
         cut = self.sharing if isinstance(self.sharing, TensorParts) else None
         whole = flat_maker(self.plan, self.graph, self.options.masks, cut, pretend=self.options.made_up)
-        mine = flats_of(self.buckets, self.parameters, self.held, self.world, load.region, whole)
+        mine = flats_of(self.buckets, self.parameters, self.held, self.world, load, whole, cut)
         self.units = RankUnits([flat for flat in mine if isinstance(flat, SharedFlat)])
         return mine
 

@@ -8,19 +8,18 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Protocol, TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from planner.model import Buffer, ModelGraph, Parameter
 from planner.plan import Plan
 from runtime import execute
 from runtime.checkpoint import Checkpoint, CheckpointPart, Elements
-from runtime.data import Region, Rows, Wanted
+from runtime.data import Feed, Wanted
 from runtime.execute import Interpreter, Tensors, Tracer
 from runtime.kept import KeptFlat, fitting
 from runtime.layout import TensorParts
 from runtime.messages import Transport, stages_of_layers
-from runtime.sharding import RankUnits
+from runtime.sharding import Joining, RankUnits
 from runtime.stage import AnyStage, Keys, Scaler, SharedState
 from runtime.update import AnyFlat, Flat, OwnPart, SavedState, Updater, load_state, state_of
 from runtime.world import RankMesh, World
@@ -37,40 +36,23 @@ class Evaluate(Protocol):
     def __call__(self, values: Mapping[int, Tensors]) -> dict[int, dict[str, float]]: ...
 
 
-@dataclass
-class Feed:
-    """The batch of the step at hand, by micro-batch."""
-
-    reads: Mapping[int, Sequence[str]]  # stage -> Values of the batch
-    device: torch.device
-    parts: Mapping[str, Rows] = field(default_factory=dict)  # of what is shared in space
-    region: Region = ()
-    values: Mapping[int, Tensors] = field(default_factory=dict)
-    copies: bool = (
-        False  # also where the batch is on the device already: so that memory is counted as elsewhere
-    )
-
-    def __call__(self, stage: int, micro: int) -> Tensors:
-        names, device, copy = self.reads[stage], self.device, self.copies
-        return {name: self.values[micro][name].to(device, non_blocking=True, copy=copy) for name in names}
-
-
 @dataclass(kw_only=True)
 class Rank:
-    """One rank, ready to run steps."""
+    """One rank, ready to run steps, and the tensors that it reads from and writes to a checkpoint."""
 
     plan: Plan
     mesh: RankMesh
     world: World
     graph: ModelGraph
-    stages: dict[Node, AnyStage]
     parameters: dict[str, nn.Parameter]
     buffers: dict[str, Tensor]
     idle: dict[str, Tensor]  # parameters and buffers that no layer uses, on the first rank
     flats: list[AnyFlat]
-    units: RankUnits
     parts: TensorParts | None  # where ranks of a group hold parts of parameters
+    joining: Joining | None  # of these, for a checkpoint
     updater: Updater
+    stages: dict[Node, AnyStage]
+    units: RankUnits
     shared: list[SharedState]
     keys: Keys
     transport: Transport
@@ -194,13 +176,7 @@ class Rank:
         pieces = [piece for flat in parts for piece in flat.pieces()]
         if self.updater.averages is not None:
             self.updater.averages.load(self._averages(checkpoint, names, pieces))
-        states = {
-            piece.name: {
-                key: found.view(piece.tensor.shape) if alike else found
-                for key, (found, alike) in checkpoint.state_of(self._elements(piece)).items()
-            }
-            for piece in pieces
-        }
+        states = {piece.name: self._state_of(checkpoint, piece) for piece in pieces}
         load_state(optimizers, parts, SavedState(states, checkpoint.settings))
         self.updater.given = dict.fromkeys(optimizers, str(checkpoint.folder))
 
@@ -220,14 +196,35 @@ class Rank:
         }
         return {name: {key: own(name, x) for key, x in state.items()} for name, state in found.items()}
 
+    def _state_of(self, checkpoint: Checkpoint, piece: OwnPart) -> dict[str, Tensor]:
+        """Returns the saved state of some elements of a parameter, or of a part of one."""
+        if self.parts is not None and piece.name in self.parts.cut:
+            (found,) = self._saved(checkpoint, [piece.name]).values() or ({},)
+            return {key: self._here(piece, x) for key, x in found.items()}
+        return {
+            key: found.view(piece.tensor.shape) if alike else found
+            for key, (found, alike) in checkpoint.state_of(self._elements(piece)).items()
+        }
+
+    def _here(self, piece: OwnPart, tensor: Tensor) -> Tensor:
+        """Returns the elements of a piece from what belongs to this rank's part of a parameter."""
+        if tensor.shape != self.parameters[piece.name].shape:
+            return tensor
+        return tensor.reshape(-1)[piece.start : piece.stop].clone().view(piece.tensor.shape)
+
     def _averages(
         self, checkpoint: Checkpoint, names: Sequence[str], pieces: Sequence[OwnPart]
     ) -> dict[str, Tensor]:
         """Returns the saved averages of whole parameters, or of their parts here, and of pieces of others."""
+        cut = self.parts.cut if self.parts is not None else {}
         own = self.parts.own if self.parts is not None else lambda _, x: x
-        whole = {name: own(name, x) for name, x in checkpoint.averages(names).items()}
-        found = checkpoint.averages_of(map(self._elements, pieces))
-        return whole | {p.name: found[p.name].view(p.tensor.shape) for p in pieces if p.name in found}
+        apart = {piece.name: piece for piece in pieces if piece.name in cut}
+        saved = checkpoint.averages([*names, *apart])
+        whole = {name: own(name, x) for name, x in saved.items()}
+        whole |= {name: self._here(piece, whole[name]) for name, piece in apart.items() if name in whole}
+        rest = [piece for piece in pieces if piece.name not in cut]
+        found = checkpoint.averages_of(map(self._elements, rest))
+        return whole | {p.name: found[p.name].view(p.tensor.shape) for p in rest if p.name in found}
 
     def _indices(self) -> dict[str, Tensor]:
         """Returns the kept entries of the pruned parameters of this rank."""
@@ -249,22 +246,23 @@ class Rank:
     def part(self) -> CheckpointPart:
         """Returns this rank's part of a checkpoint: the tensors that it holds first, and the optimizer state
         that it updates.
+
+        All ranks call this at the same time.
         """
         self.updater.settle()
         saved = state_of(self.updater.optimizers, self.flats)
         tensors = self._first_held()
         averages = self.updater.averages.named() if self.updater.averages is not None else {}
-        if self.parts is not None and not self.mesh.by_rank[self.world.rank].data:
-            names = [name for flat in self.flats for name in flat.bucket.names]
-            self.parts.join(names, self.parameters, tensors, saved.tensors, saved.settings)
-            averages = {name: self.parts.whole(name, x) for name, x in averages.items()}
+        cut = frozenset[str]()
+        if self.joining is not None:
+            cut = self.joining.join(self.flats, self.parameters, tensors, saved, averages)
         elements: dict[str, Elements] = {}
         for flat in self.flats:
             counted = {name for name, _ in flat.counted(self.world.rank)}
             shared = not isinstance(flat, Flat)
-            for name in flat.bucket.names if shared else ():
+            for name in flat.bucket.names if shared and not cut.issuperset(flat.bucket.names) else ():
                 tensors.pop(name, None)
-            for piece in flat.pieces():
+            for piece in (piece for piece in flat.pieces() if piece.name not in cut):
                 if piece.name not in counted:
                     saved.tensors.pop(piece.name, None)
                     saved.settings.pop(piece.name, None)

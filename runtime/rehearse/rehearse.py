@@ -18,11 +18,22 @@ from math import prod
 import torch
 from torch import Tensor
 
+from planner.capture import with_names
 from planner.errors import BadInput
-from planner.plan import Place, Plan, owners, schedule_of, shared_by_element
+from planner.plan import (
+    Place,
+    Plan,
+    graph_on_group,
+    is_cut,
+    owners,
+    schedule_of,
+    shard_of,
+    shared_by_element,
+)
 from planner.schedule import check_schedule
 from planner.terminal import Report
 from planner.workload import Workload
+from runtime.layout import largest_parts, places_of_parts
 from runtime.messages import DenseLayout, Edge, stages_of_layers
 from runtime.rehearse.fake_world import layouts, world_of
 from runtime.rehearse.rank import Rehearsed, rehearsed
@@ -119,13 +130,14 @@ def distinct(model: Model) -> list[Place]:
 def _updated(model: Model) -> dict[int, int]:
     """Returns the number of elements that each rank updates, where the optimizer's state is sharded."""
     graph, plan = model.captured.graph, model.plan
-    if not plan.shard_optimizer or shared_by_element(plan):
+    dealt = any(shard_of(plan, stage) for stage in range(len(plan.stages)))
+    if not dealt or shared_by_element(plan):
         return {}
-    found: dict[int, int] = {}
-    for bucket in buckets_of(
-        graph, stages_of_layers(plan, graph), RankMesh.of(plan), trained(model.captured)
-    ):
-        sizes = {name: prod(graph.parameter[name].shape) for name in bucket.names}
+    cut = graph_on_group(plan, with_names(graph, model.captured.layout)) if is_cut(plan) else None
+    parts, held = (None, {}) if cut is None else (places_of_parts(cut), largest_parts(cut))
+    stage_of, found = stages_of_layers(plan, graph), dict[int, int]()
+    for bucket in buckets_of(graph, stage_of, RankMesh.of(plan), trained(model.captured), parts):
+        sizes = {name: held.get(name, prod(graph.parameter[name].shape)) for name in bucket.names}
         for name, rank in owners(bucket.owners, sizes).items():
             found[rank] = found.get(rank, 0) + sizes[name]
     return found

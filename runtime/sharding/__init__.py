@@ -5,11 +5,14 @@ whose parameters are gathered before a unit runs and let go behind it. Start at 
 then `stages.py` (units of a stage as its graph runs). Which stage shares what is decided in the plan.
 """
 
-from runtime.sharding.flats import Load, SharedFlat, flats_of
+from runtime.sharding.flats import Load, SharedFlat
+from runtime.sharding.joined import Joining
+from runtime.sharding.of_rank import flats_of
 from runtime.sharding.stages import RankUnits, StageUnits
 from runtime.sharding.wires import Pace, shared_buckets, stand_in
 
 __all__ = [
+    "Joining",
     "Load",
     "Pace",
     "RankUnits",

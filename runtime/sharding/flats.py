@@ -11,7 +11,7 @@ A unit is padded to a multiple of the row's length. Its parts are equal then, wh
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,10 +23,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from planner.capture import counted_here
+from runtime.layout import TensorParts
 from runtime.sharding.wires import Wires, gather_parts, scatter_sum, stand_in
 from runtime.sums import add_up
-from runtime.update import AnyFlat, Bucket, Flat, OwnPart
-from runtime.world import World
+from runtime.update import Bucket, OwnPart, for_whole
 
 Node = tuple[int, int]  # pipe, stage
 
@@ -64,17 +64,19 @@ class SharedFlat:
         wires: Wires,
         groups: tuple[dist.ProcessGroup | None, dist.ProcessGroup | None],
         region: Callable[[str, int, int], Tensor],
+        parts: TensorParts | None = None,
     ) -> None:
         """Lays out this rank's part of the bucket.
 
         Args: `parameters` are whole where gradients are shared, and stand-ins where parameters are; `groups` are
-            those of the row and the column; `region` returns elements `start` to `stop` of a parameter.
+            those of the row and the column; `region` returns elements `start` to `stop` of a parameter; `parts` tells
+            of which parameters all of this is about the part that this rank's group gives it.
         """
-        self.bucket, self.nodes = bucket, frozenset(nodes)
+        self.bucket, self.nodes, self._parts = bucket, frozenset(nodes), parts
         self.parameters = {name: parameters[name] for name in bucket.names}
         self.wires, (row, self._column) = wires, groups
         assert row is not None
-        self._row = row
+        self.row = row
         self.ranks = next(ranks for ranks in bucket.rows if rank in ranks)
         self.place, self._first = self.ranks.index(rank), self.ranks == bucket.rows[0]
         self.lets_go = bucket.shared == "parameters"
@@ -129,8 +131,12 @@ class SharedFlat:
             cut = shape if last - first == end - start else (*[1] * (len(shape) - 1), last - first)
             piece = nn.Parameter(own[here].view(cut))
             piece.grad = grads[here].view(cut)
-            whole = None if last - first == end - start else self.parameters[name]
-            yield OwnPart(name, first - start, last - start, piece, whole)
+            found = OwnPart(name, first - start, last - start, piece)
+            if self._parts is not None and name in self._parts.cut:
+                found = for_whole(found, self._parts)
+            elif last - first < end - start:
+                found = found._replace(whole=self.parameters[name])
+            yield found
 
     def own_part(self, unit: FlatUnit) -> Tensor:
         """Returns this rank's values of a unit, padded."""
@@ -164,7 +170,7 @@ class SharedFlat:
         for unit in self.units:  # one after the other: each holds a copy of its part meanwhile
             assert unit.whole is not None
             part = self.own_part(unit).clone()
-            self.wires.launch(self._row, partial(gather_parts, unit.whole, part, self._row)).result()
+            self.wires.launch(self.row, partial(gather_parts, unit.whole, part, self.row)).result()
 
     def kept(self) -> Sequence[Tensor]:
         """Returns the buffers that live longer than a step."""
@@ -216,7 +222,7 @@ class SharedFlat:
         self.on_summed(unit)
         self.settle()
         own = self.grads[unit.offset : unit.offset + unit.part]
-        self._sending = self.wires.launch(self._row, partial(scatter_sum, grads, own, self._row))
+        self._sending = self.wires.launch(self.row, partial(scatter_sum, grads, own, self.row))
 
     def settle(self) -> None:
         """Waits until no gradients of a unit are on their way."""
@@ -224,8 +230,11 @@ class SharedFlat:
             self._sending.result()
             self._sending = None
 
-    def complete(self) -> Callable[[], object]:
-        """Starts what is left of a step's sums, and returns what waits for it."""
+    def complete(self, uncounted: Collection[str] = ()) -> Callable[[], object]:
+        """Starts what is left of a step's sums, and returns what waits for it.
+
+        Args: gradients of `uncounted` parameters are added by another row, whose ranks computed the same.
+        """
         for unit in self.units:
             if unit.grads is not None or any(self.parameters[name].grad is not None for name in unit.names):
                 self._sum(unit)
@@ -233,6 +242,9 @@ class SharedFlat:
         self.settle()
         if self._column is None:
             return lambda: None
+        for piece in self._pieces:
+            if piece.name in uncounted and piece.tensor.grad is not None:
+                piece.tensor.grad.zero_()
         return self.wires.launch(self._column, partial(add_up, self.grads, self._column)).result
 
     def gather(self, unit: FlatUnit) -> None:
@@ -241,12 +253,12 @@ class SharedFlat:
         Its memory is taken when its turn on the wire comes: what was launched before has then given its own back.
         """
         if unit.whole is None and unit.coming is None:
-            unit.coming = self.wires.launch(self._row, partial(self._fetch, unit, counted_here()))
+            unit.coming = self.wires.launch(self.row, partial(self._fetch, unit, counted_here()))
 
     def _fetch(self, unit: FlatUnit, count: Callable[[Tensor], None]) -> None:
         unit.whole = self.values.new_empty(unit.part * len(self.ranks))
         count(unit.whole)
-        gather_parts(unit.whole, self.own_part(unit), self._row)
+        gather_parts(unit.whole, self.own_part(unit), self.row)
 
     def have(self, unit: FlatUnit) -> Tensor:
         """Returns a unit whole, with its parameters in it."""
@@ -269,27 +281,3 @@ class SharedFlat:
         unit.whole = unit.coming = None
         for name in unit.names:
             self.parameters[name].data = stand_in(self.parameters[name])
-
-
-def flats_of(
-    buckets: Sequence[Bucket],
-    parameters: Mapping[str, Tensor],
-    held: Sequence[Node],
-    world: World,
-    region: Callable[[str, int, int], Tensor],
-    whole: Callable[[Bucket, Mapping[str, Tensor], Sequence[Node], int], AnyFlat] = Flat,
-) -> list[AnyFlat]:
-    """Returns what a rank holds of its buckets; all ranks call this, because communicators are made in one order.
-
-    Args: `buckets` are those of all stages; `held` are the (pipe, stage) of the rank; `region` returns elements
-        `start` to `stop` of a parameter; `whole` makes a bucket that is not shared by element.
-    """
-    wires, found = Wires(world.new_group), list[AnyFlat]()
-    for bucket in buckets:
-        groups = wires.of(bucket, world.rank)
-        nodes = [node for node in held if node[1] in bucket.stages]
-        if world.rank in bucket.ranks and not bucket.by_element:
-            found.append(whole(bucket, parameters, nodes, world.rank))
-        elif world.rank in bucket.ranks:
-            found.append(SharedFlat(bucket, parameters, nodes, world.rank, wires, groups, region))
-    return found

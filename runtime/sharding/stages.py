@@ -8,7 +8,7 @@ Whatever reads a parameter that is not gathered finds NaN.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import NamedTuple
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx
 
 from planner.capture import StageModule
+from runtime.layout import is_view
 from runtime.sharding.flats import FlatUnit, SharedFlat
 from runtime.stage import BackwardPart, WeightStore, graph_of, states_of
 
@@ -222,7 +223,8 @@ _Span = tuple[SharedFlat, FlatUnit, fx.Node, fx.Node]
 def _spans(module: StageModule, flats: Sequence[SharedFlat]) -> list[_Span]:
     """Returns the units of a stage with the first and the last node that uses each, in the order of the first."""
     order = {node: position for position, node in enumerate(graph_of(module).graph.nodes)}
-    readers: Mapping[str, list[fx.Node]] = {name: _readers(node) for node, name in states_of(module).items()}
+    run = graph_of(module)
+    readers = {name: _readers(node, run) for node, name in states_of(module).items()}
     found: list[_Span] = []
     for flat in flats:
         for unit in flat.units:
@@ -232,15 +234,15 @@ def _spans(module: StageModule, flats: Sequence[SharedFlat]) -> list[_Span]:
     return sorted(found, key=lambda span: order[span[2]])
 
 
-def _readers(node: fx.Node) -> list[fx.Node]:
-    """Returns the nodes that read a parameter, also through views of it."""
+def _readers(node: fx.Node, run: fx.GraphModule) -> list[fx.Node]:
+    """Returns the nodes of a graph that read a parameter, also through views of it."""
     found = []
     for user in node.users:
         if user.op == "output":
             continue
         found.append(user)
-        if _is_view(user):
-            found += _readers(user)
+        if _is_view(user) or is_view(run, user):
+            found += _readers(user, run)
     return found
 
 

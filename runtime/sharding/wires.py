@@ -44,7 +44,7 @@ def _shared(bucket: Bucket, plan: Plan, mesh: RankMesh, unit_of: Mapping[str, st
     names = sorted(bucket.names, key=lambda name: at[unit_of[name]])
     units = tuple(tuple(run) for _, run in groupby(names, unit_of.__getitem__))
     length, rows = shard_ranks(plan, shard), []
-    key = lambda rank: mesh.by_rank[rank].pipeline  # noqa: E731
+    key = lambda rank: (mesh.by_rank[rank].pipeline, mesh.by_rank[rank].spatial)  # noqa: E731
     for _, own in groupby(sorted(bucket.ranks, key=key), key):
         replicas = sorted(own, key=lambda rank: mesh.by_rank[rank].data)
         rows += [tuple(replicas[i : i + length]) for i in range(0, len(replicas), length)]

@@ -5,12 +5,13 @@ Start at `gradient_sums.py` (buckets and their sums), then `optimizer.py` (updat
 """
 
 from runtime.update.clipping import Averages, ClipBy, PreviousNorm, Squares, check
-from runtime.update.flats import AnyFlat, Bucket, Flat, OwnPart, Shared, buckets_of
+from runtime.update.flats import AnyFlat, Bucket, Flat, OwnPart, Shared, buckets_of, for_whole
 from runtime.update.gradient_sums import GradientSync, OnSum, groups_of, named_sums, trained
 from runtime.update.optimizer import (
     LrSchedule,
     Make,
     SavedState,
+    Settings,
     Updater,
     load_state,
     made,
@@ -30,11 +31,13 @@ __all__ = [
     "OwnPart",
     "PreviousNorm",
     "SavedState",
+    "Settings",
     "Shared",
     "Squares",
     "Updater",
     "buckets_of",
     "check",
+    "for_whole",
     "groups_of",
     "load_state",
     "made",

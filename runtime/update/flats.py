@@ -116,6 +116,20 @@ class OwnPart(NamedTuple):
     take: Callable[[Tensor], Tensor] | None = None
 
 
+def for_whole(piece: OwnPart, parts: TensorParts) -> OwnPart:
+    """Returns a piece of a part of a parameter that is cut over a group, with what its optimizer is made for.
+
+    Args: `piece` counts the elements of this rank's part; `parts` tells which part of the parameter that is.
+    """
+    whole = without_numbers(parts.cut[piece.name].shape, piece.tensor)
+    return piece._replace(whole=whole, take=partial(_entries, piece, parts))
+
+
+def _entries(piece: OwnPart, parts: TensorParts, every: Tensor) -> Tensor:
+    own = parts.own(piece.name, every).reshape(-1)
+    return own[piece.start : piece.stop].clone().view(piece.tensor.shape)
+
+
 class AnyFlat(Protocol):
     """One bucket on one rank, whatever of it this rank holds."""
 
@@ -184,14 +198,9 @@ class Flat:
         """Returns the parameters that this rank updates, or its parts of them."""
         held = ((name, self.parameters[name]) for name in self.share.names)
         own = [OwnPart(name, 0, parameter.numel(), parameter) for name, parameter in held]
-        cut = self._parts_of.cut if self._parts_of is not None else {}
-        return [self._of_whole(piece) if piece.name in cut else piece for piece in own]
-
-    def _of_whole(self, piece: OwnPart) -> OwnPart:
-        """Returns a part of a parameter that is cut over a group, with what its optimizer is made for."""
-        assert self._parts_of is not None
-        whole = without_numbers(self._parts_of.cut[piece.name].shape, piece.tensor)
-        return piece._replace(whole=whole, take=partial(self._parts_of.own, piece.name))
+        parts = self._parts_of
+        cut = parts.cut if parts is not None else {}
+        return [for_whole(piece, parts) if parts and piece.name in cut else piece for piece in own]
 
     def counted(self, rank: int) -> Iterable[tuple[str, Tensor]]:
         """Returns the gradients that a rank counts: all on the first holder, or those that it updates alone.

@@ -29,8 +29,8 @@ from runtime.world import Rail, RankMesh
 class OwnSums(Protocol):
     """A bucket that sums its gradients by itself as they come."""
 
-    def complete(self) -> Callable[[], object]:
-        """Starts what is left of a step's sums, and returns what waits for it."""
+    def complete(self, uncounted: Collection[str] = ()) -> Callable[[], object]:
+        """Starts what is left of a step's sums, and returns what waits for it; others add those of `uncounted`."""
 
 
 @dataclass(slots=True)
@@ -136,7 +136,7 @@ class GradientSync:
 
     def _own_sum(self, flat: AnyFlat) -> Callable[[], object]:
         """Completes the sums of a bucket that has summed its gradients as they came."""
-        ended, complete = self._ended(flat.bucket), cast(OwnSums, flat).complete()
+        ended, complete = self._ended(flat.bucket), cast(OwnSums, flat).complete(self._uncounted)
 
         def wait() -> None:
             complete()

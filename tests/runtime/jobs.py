@@ -108,6 +108,7 @@ def record(training: Training, root: Path, rank: int, step: int) -> None:
             _of(piece, flat.bucket.by_element): whole(piece.name, piece.tensor.grad).clone()
             for flat in held.flats
             for piece in flat.pieces()
+            if not (flat.bucket.by_element and held.parts and piece.name in held.parts.cut)
         }
         save_file(grads, root / f"grads-{rank}.safetensors")
     with held.units.whole():

@@ -169,13 +169,11 @@ def _with_data(
                     continue
                 if family == "overlap" and not _overlaps(workers, chunks * micros, near, pinned):
                     continue
-                if pinned.held and not can_share(data, near, pinned.ranks or data):
+                if pinned.held and not can_share(data, 1 if split.mesh else near, pinned.ranks or data):
                     continue
                 every = product(_free(pinned.recompute), _free(pinned.shard), _directions(cluster, workers))
                 for recompute, shard, mirrored in every:
-                    if shard and (
-                        split.mesh or replicas * (2 * pairs if FAMILIES[family].paired else 1) == 1
-                    ):
+                    if shard and replicas * (2 * pairs if FAMILIES[family].paired else 1) == 1:
                         continue
                     yield Configuration(
                         family=family,
@@ -199,7 +197,7 @@ def _with_data(
 def can_share(data: int, spatial: int, ranks: int) -> bool:
     """Returns whether replicas may share gradients or parameters by element; the runtime asks the same of a plan.
 
-    Args: `data` and `spatial` are degrees; `ranks` share one copy.
+    Args: `data` is a degree, and so is `spatial` of samples in shards; `ranks` share one copy.
     """
     return ranks > 1 and data % ranks == 0 and spatial == 1
 

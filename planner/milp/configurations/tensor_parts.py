@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 
 from planner.choose import layouts, rows_of, work_of
-from planner.cluster import Cluster, Group, Slot, Sum, total_devices
+from planner.cluster import Cluster, Group, Slot, Sum, Summing, total_devices
 from planner.cost import GridChoice
 from planner.errors import BadInput
 from planner.group import MeshOnCluster, activation_bytes, layer_parts
@@ -37,7 +37,6 @@ def check_parts(pinned: Pins) -> Pins:
         "spatial": pinned.spatial not in (None, 1),
         "gather": pinned.gather is not None,
         "regrid": bool(pinned.regrid),
-        "shard": bool(pinned.shard or pinned.held),
         "sums": bool(pinned.sums),
         "update=rolling": pinned.update == "rolling",
     }
@@ -50,7 +49,7 @@ def check_parts(pinned: Pins) -> Pins:
         )
     if not pinned.cut and pinned.group is None:
         return pinned
-    return replace(pinned, shard=False, held="", out_of_order=False)
+    return replace(pinned, out_of_order=False)
 
 
 def meshes_of(pinned: Pins, cluster: Cluster) -> tuple[Mesh, ...]:
@@ -187,18 +186,27 @@ def part_sums(
 ) -> tuple[Sum, ...]:
     """Returns the all-reduces of gradients that lie in parts, over the ranks that have the same part.
 
+    Where replicas share them by element, those ranks have the same elements of a part.
+
     Args: `groups` of workers, each summed over all replicas; `axes` of the group are those that cut the parts.
     Returns: for each group of workers the slowest of its sums.
     """
     grid, at, found = machines.grid(shape), positions(shape.mesh), []
+    near, shared = len(at), shape.ranks or 1
     for group in groups:
         same: dict[tuple[int, ...], list[Slot]] = {}
-        for row, place in zip(grid, at * shape.data, strict=True):
-            part = tuple(place[axis] for axis in axes)
-            same.setdefault(part, []).extend(row[w] for w in group)
+        for number, row in enumerate(grid):
+            part = tuple(at[number % near][axis] for axis in axes)
+            elements = number // near % shared
+            same.setdefault((*part, elements), []).extend(row[w] for w in group)
         found.append(list(same.values()))
-    every = iter(machines.sums([part for own in found for part in own], "itself"))
-    return tuple(max((next(every) for _ in own), key=_typical_ns) for own in found)
+    how: Summing = "direct" if shape.shard or shape.held else "itself"
+    every = iter(machines.sums([part for own in found for part in own], how))
+    slowest = tuple(max((next(every) for _ in own), key=_typical_ns) for own in found)
+    if not shape.held:
+        return slowest
+    alone = [len(own[0]) == 1 for own in found]
+    return tuple(x.of_parts(0 if one else shared) for x, one in zip(slowest, alone, strict=True))
 
 
 def _typical_ns(found: Sum) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise, product
+from math import prod
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from planner.cost import (
     losses_held,
     running_maximum,
 )
+from planner.layout import Mesh
 from planner.milp.configurations.configurations import Configuration
 from planner.milp.cut.frozen_order import Order
 from planner.schedule import Schedule
@@ -124,9 +126,7 @@ class Sizes:
             return self._part(every)
         if not self.shape.shard:
             return every
-        return most_updated(self.tables.owned, self.layers, self.holders, cut=bool(self.tables.unsummed))[
-            low, high
-        ]
+        return most_updated(self.tables.owned, self.layers, self.holders, self.shape.mesh)[low, high]
 
     def moving_bytes(self, low: IntArray, high: IntArray) -> IntArray:
         """Returns the bytes of one micro-batch in each stage, which recomputes as the order has it.
@@ -234,21 +234,21 @@ MOST_HOLDERS = 32  # that are looked at one by one; of more, nearly all updates 
 
 
 @lru_cache(maxsize=64)
-def most_updated(rows: tuple[Owned, ...], layers: int, holders: int, *, cut: bool = False) -> IntArray:
+def most_updated(rows: tuple[Owned, ...], layers: int, holders: int, mesh: Mesh = ()) -> IntArray:
     """Returns [i, j] the most elements that one of a stage's holders updates, where each parameter has one owner.
 
     Args: `rows` are the trained parameters as they are dealt out. What an earlier stage holds too is owned here, and
-        counts whole. `cut` is set where a group cuts some, so that not all holders have them.
+        counts whole. Of what a group cuts, which is a `mesh`, those who have the same part are holders.
     """
     table = Rectangles(layers)
     for row in rows:
         begins, behind = row.users[0] + 1, row.users[-1] + 1
         table.add((begins, behind), (behind, layers + 1), row.elements)
     found = table.table
-    for dtype in sorted({row.dtype for row in rows}):
-        own = [row for row in rows if row.dtype == dtype]
-        told = holders <= MOST_HOLDERS and not cut
-        found = found + (_dealt if told else _at_most)(own, layers, holders)
+    for dtype, axes in sorted({(row.dtype, row.axes) for row in rows}):
+        own = [row for row in rows if (row.dtype, row.axes) == (dtype, axes)]
+        same = holders // prod(mesh[axis] for axis in axes)
+        found = found + (_dealt if same <= MOST_HOLDERS else _at_most)(own, layers, same)
     return found
 
 

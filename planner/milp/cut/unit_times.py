@@ -28,7 +28,9 @@ _FROM_THE_LAST = (Kind.B, Kind.I, Kind.W)
 
 def shared_by(shape: Configuration) -> tuple[object, ...]:
     """Returns what gathers and sums of units depend on, besides the tables; nothing where there are none."""
-    return (shape.held, shape.ranks, shape.data, shape.workers, shape.axes) if shape.held else ()
+    if not shape.held:
+        return ()
+    return shape.held, shape.ranks, shape.data, shape.workers, shape.axes, shape.mesh
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +51,7 @@ class UnitFloors:
 
     def columns(self, shape: Configuration) -> tuple[Sum, ...]:
         """Returns the different sums once a step over ranks that hold the same part; none where one rank holds it."""
-        if shape.data == shape.ranks:
+        if shape.data * shape.spatial == shape.ranks:
             return ()
         workers = [(worker,) for worker in range(shape.workers)]
         return tuple(dict.fromkeys(column_sums(self.machines, shape, workers)))
@@ -85,10 +87,13 @@ class UnitFloors:
 def row_sums(machines: PlacementCosts, configuration: Configuration) -> tuple[Sum, ...]:
     """Returns the all-reduce over the replicas of each worker that share gradients or parameters, the slowest of all.
 
+    Those of a group share what they have at the same place of it.
+
     Args: `machines` have the links; `configuration` has how many they are; a gather, or a sum of parts, takes half of it.
     """
-    grid, ranks = machines.grid(configuration), configuration.ranks
-    rows = [grid[first : first + ranks] for first in range(0, len(grid), ranks)]
+    near, ranks = configuration.spatial, configuration.ranks
+    by_place = [machines.grid(configuration)[place::near] for place in range(near)]
+    rows = [grid[first : first + ranks] for grid in by_place for first in range(0, len(grid), ranks)]
     over = [[[row[w] for row in near] for near in rows] for w in range(configuration.workers)]
     return _slowest(machines, over)
 
@@ -100,10 +105,9 @@ def column_sums(
 
     Args: `machines` and `configuration` are as for `row_sums`. A sum over one rank takes nothing.
     """
-    grid, ranks = machines.grid(configuration), configuration.ranks
-    over = [
-        [[row[w] for row in grid[place::ranks] for w in group] for place in range(ranks)] for group in groups
-    ]
+    grid, ranks, near = machines.grid(configuration), configuration.ranks, configuration.spatial
+    same = [[row for i, row in enumerate(grid) if i // near % ranks == place] for place in range(ranks)]
+    over = [[[row[w] for row in own for w in group] for own in same] for group in groups]
     found = _slowest(machines, over)
     alone = [len(places[0]) == 1 for places in over]
     return tuple(each.of_parts(0 if one else ranks) for each, one in zip(found, alone, strict=True))

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from random import Random
 from typing import NamedTuple
 
@@ -39,6 +40,7 @@ class Case(NamedTuple):
     pipeline: int = 1
     recompute: bool = False
     micro: int = 4
+    shared: str = "none"  # by two replicas, where it is
 
 
 TINY = (("size", "tiny"), ("dropout", "0"))
@@ -69,6 +71,22 @@ CASES: Mapping[str, Case] = {
     "GPT-2, vocabulary, backward in halves": Case("gpt2", TINY, VOCABULARY, (2,), "zb-h1", 2),
     "U-Net, backward in halves": Case("unet3d", (("size", "tiny"),), CHANNELS, (2,), "zb-h1", 2, micro=2),
     "GPT-2 recomputed": Case("gpt2", TINY, HEADS, (2,), pipeline=2, recompute=True),
+    **{
+        f"GPT-2, {what} shared beside": Case("gpt2", TINY, HEADS, (2,), shared=what)
+        for what in ("state", "gradients", "parameters")
+    },
+    "GPT-2 by vocabulary in two stages, parameters shared": Case(
+        "gpt2", TINY, VOCABULARY, (2,), pipeline=2, shared="parameters"
+    ),
+    "GPT-2 in chimera, gradients shared": Case(
+        "gpt2", TINY, HEADS, (2,), "chimera", 2, micro=2, shared="gradients"
+    ),
+    "GPT-2 recomputed, parameters shared": Case(
+        "gpt2", TINY, HEADS, (2,), recompute=True, shared="parameters"
+    ),
+    "GPT-2, weights that rest in parts, shared": Case(
+        "gpt2", TINY, "*:samples,*:stored", (2,), shared="parameters"
+    ),
     "Llama by columns": Case("tests/runtime/workloads/hf_llama.py", (), LAYERS, (2,), micro=2),
 }
 
@@ -76,11 +94,11 @@ CASES: Mapping[str, Case] = {
 def planned(case: Case) -> Plan:
     """Returns the plan of a case, with four micro-batches for each worker."""
     costs = profile(case.workload, tuple(sorted(case.arguments)), case.micro)
-    ranks = case.pipeline
-    for size in case.group:
-        ranks *= size
+    data = 1 if case.shared == "none" else 2
+    ranks = data * case.pipeline * prod(case.group)
     fix = {
-        "data": 1,
+        "data": data,
+        "shard": case.shared,
         "pipeline": case.pipeline,
         "schedule": case.schedule,
         "recompute": case.recompute,
@@ -88,7 +106,7 @@ def planned(case: Case) -> Plan:
         "group": "x".join(map(str, case.group)),
         "cut": case.cut,
     }
-    batch = case.micro * 2 * case.pipeline
+    batch = case.micro * 2 * case.pipeline * data
     return solve(Question(profile=costs, cluster=machines(ranks), batch=batch, fix=fix))
 
 

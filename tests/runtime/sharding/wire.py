@@ -178,7 +178,8 @@ def copied(rank: int, ranks: int, rendezvous: Path, *, folder: str, step: int) -
     with reader():
         training = _training(folder, rank, ranks, rendezvous)
     shared = [flat for flat in training.rank.flats if isinstance(flat, SharedFlat)]
-    if len(shared) == len(training.rank.flats) and all(flat.lets_go for flat in shared):
+    every = len(shared) == len(training.rank.flats) and training.rank.parts is None
+    if every and all(flat.lets_go for flat in shared):
         own = [piece.tensor for flat in shared for piece in flat.pieces()]
         rows = [row for each in training.rank.updater.optimizers.values() for row in each.state.items()]
         state = [(p, x) for p, row in rows for x in row.values() if isinstance(x, Tensor)]

@@ -47,10 +47,19 @@ def test_every_cut_has_the_elements_of_its_busiest_holder(seed: int, ties: int) 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_what_is_not_looked_at_one_by_one_is_no_less(seed: int) -> None:
-    """Many holders, and weights that a group cuts."""
-    rng, layers = Random(seed), 7
+    rng, layers, holders = Random(seed), 7, MOST_HOLDERS + 1
     rows = _rows(rng, layers, 3)
-    for holders, cut in ((MOST_HOLDERS + 1, False), (3, True)):
-        found = most_updated(rows, layers, holders, cut=cut)
-        for first, end in combinations(range(layers + 1), 2):
-            assert found[first, end] >= _by_hand(rows, first, end, holders)
+    found = most_updated(rows, layers, holders)
+    for first, end in combinations(range(layers + 1), 2):
+        assert found[first, end] >= _by_hand(rows, first, end, holders)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_a_group_cuts_is_dealt_out_among_those_who_have_the_same_part(seed: int) -> None:
+    rng, layers, holders = Random(seed), 6, 4
+    rows = _rows(rng, layers, 3)
+    cut = tuple(row._replace(axes=rng.choice(((), (0,), (0, 1)))) for row in rows)
+    found = most_updated(cut, layers, holders, (2, 2))
+    for first, end in combinations(range(layers + 1), 2):
+        apart = ((tuple(x for x in cut if x.axes == axes), len(axes)) for axes in ((), (0,), (0, 1)))
+        assert found[first, end] == sum(_by_hand(own, first, end, holders >> n) for own, n in apart)
