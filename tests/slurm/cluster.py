@@ -261,7 +261,7 @@ class Cluster:
     def await_nodes(self) -> None:
         def ready() -> bool:
             states = self.run("sinfo", "-h", "-N", "-p", "main", "-o", "%T").split()
-            return sum(s in ("idle", "mixed", "allocated", "completing") for s in states) == self.nodes
+            return sum(s in ("idle", "planned", "mixed", "allocated", "completing") for s in states) == self.nodes
 
         self._until(ready, "every node")
 
