@@ -1,7 +1,7 @@
 """Layouts that were chosen: how soon, how well, and how near their predicted time and memory are when they run.
 
-Two local ranks compute with a core each; four share the cores of this machine. So steps of two and of four ranks are
-corrected apart, each plan by runs of the others. Regret is what the fastest layout by prediction takes longer than
+Links are probed first. Two local ranks compute with a core each; four share the cores of this machine. So steps of two
+and of four ranks are corrected apart, each plan by runs of the others. Regret is what the fastest layout by prediction takes longer than
 the fastest one that was measured, over all layouts of a list.
 """
 
@@ -12,10 +12,10 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.fidelity import Case, Subject, held_out, machines
+from benchmarks.fidelity import Case, Subject, held_out
 from benchmarks.harness import Cell, Result, Table, above, main
 from benchmarks.pool import PlanFailed, Pool, pool
 from planner.calibrate.refine import repredicted
@@ -25,6 +25,7 @@ from planner.measure import measure
 from planner.milp import Question, price_group, solve
 from planner.profile import CostKey, Profile
 from planner.workload import load
+from runtime import probe
 from runtime.stage import Split
 
 GPT2 = Subject(workload="gpt2", arguments={"size": "tiny", "dropout": "0"}, micros=(2, 4, 8), batch=32)
@@ -64,6 +65,15 @@ LARGE = Cluster.model_validate(
 )
 
 
+Clusters = Mapping[int, Cluster]  # of so many local ranks
+
+
+def probed(ranks: int) -> Cluster:
+    """Returns local ranks as a cluster, with the link that they have."""
+    with tempfile.TemporaryDirectory() as folder:
+        return probe.cluster_of(probe.local(Path(folder), ranks), f"{ranks} ranks here", 1, ())
+
+
 def profiled(subject: Subject) -> Profile:
     workload = load(subject.workload, subject.arguments)
     return measure.profile(workload, "cpu", micros=subject.micros, split=Split())
@@ -84,11 +94,11 @@ def rounds(every: Sequence[Case], ranks: Pool, count: int) -> None:
             case.runs.append(run)
 
 
-def runs(costs: Profile, ranks: Pool, quick: bool) -> Table:
+def runs(costs: Profile, clusters: Clusters, ranks: Pool, quick: bool) -> Table:
     every = []
     for count, fix in PLANS[:3] if quick else PLANS:
         plan = solve(
-            Question(profile=costs, cluster=machines(count), batch=GPT2.batch, fix={"micro": 4, **fix})
+            Question(profile=costs, cluster=clusters[count], batch=GPT2.batch, fix={"micro": 4, **fix})
         )
         every.append(Case(subject=GPT2, fix=fix, ranks=count, content="layers", plan=plan))
     rounds(every, ranks, 1 if quick else ROUNDS)
@@ -104,9 +114,7 @@ def runs(costs: Profile, ranks: Pool, quick: bool) -> Table:
             "memory over prediction",
         ),
         rows=[_row(case, [x for x in every if x.ranks == case.ranks and x.runs]) for case in every],
-        notes=(
-            "GPT-2 tiny in measured layers, micro-batches of 4; a link that nobody measured, which corrections find.",
-        ),
+        notes=("GPT-2 tiny in measured layers, micro-batches of 4, and links as probed.",),
     )
 
 
@@ -127,8 +135,9 @@ def _row(case: Case, peers: Sequence[Case]) -> tuple[Cell, ...]:
     )
 
 
-def found_of(subject: Subject, costs: Profile, mesh: tuple[int, ...], micro: int) -> list[ChosenLayout]:
-    cluster = machines(mesh[0])
+def found_of(
+    subject: Subject, costs: Profile, cluster: Cluster, mesh: tuple[int, ...], micro: int
+) -> list[ChosenLayout]:
     space = Question(profile=costs, cluster=cluster, batch=subject.batch).instance()
     work = work_of(costs, CostKey("", micro, (), "fp32", "eager"), subject.batch // micro)
     return layouts(
@@ -136,11 +145,13 @@ def found_of(subject: Subject, costs: Profile, mesh: tuple[int, ...], micro: int
     )
 
 
-def regret(profiles: Sequence[tuple[Subject, Profile]], ranks: Pool, quick: bool) -> Table:
+def regret(
+    profiles: Sequence[tuple[Subject, Profile]], clusters: Clusters, ranks: Pool, quick: bool
+) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for subject, costs in profiles:
         for group in (2,) if quick else (2, 4):
-            every = list(_listed(subject, costs, group))
+            every = list(_listed(subject, costs, clusters[group], group))
             rounds(every, ranks, 1 if quick else ROUNDS)
             took = [case.measured_ns for case in every if case.runs]
             rows.append(
@@ -161,17 +172,17 @@ def regret(profiles: Sequence[tuple[Subject, Profile]], ranks: Pool, quick: bool
     )
 
 
-def _listed(subject: Subject, costs: Profile, group: int) -> Iterator[Case]:
+def _listed(subject: Subject, costs: Profile, cluster: Cluster, group: int) -> Iterator[Case]:
     micro = subject.micros[-1]
     alone = {"data": 1, "pipeline": 1, "recompute": False, "schedule": "1f1b", "micro": micro}
-    for layout in found_of(subject, costs, (group,), micro):
+    for layout in found_of(subject, costs, cluster, (group,), micro):
         if not layout.lines:
             continue
         with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
             file.write(cut_text(layout.mesh, layout.lines))
             file.flush()
             question = Question(
-                profile=costs, cluster=machines(group), batch=subject.batch, fix={**alone, "cut": file.name}
+                profile=costs, cluster=cluster, batch=subject.batch, fix={**alone, "cut": file.name}
             )
             plan = solve(question)
         yield Case(subject=subject, fix={}, ranks=group, content="layers", plan=plan)
@@ -205,9 +216,12 @@ def search(quick: bool) -> Table:
 
 def run(quick: bool) -> Result:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    clusters = {
+        count: probed(count) for count in (2, 4)
+    }  # first, since a process with threads cannot be forked
     profiles = [(subject, profiled(subject)) for subject in ((GPT2,) if quick else (GPT2, BERT))]
     with pool() as ranks:
-        ran, lost = runs(profiles[0][1], ranks, quick), regret(profiles, ranks, quick)
+        ran, lost = runs(profiles[0][1], clusters, ranks, quick), regret(profiles, clusters, ranks, quick)
     searched = search(quick)
     regrets = [(f"{row[0]}, group {row[1]}", row[5]) for row in lost.rows]
     mean = statistics.fmean(x for _, x in regrets if isinstance(x, float))

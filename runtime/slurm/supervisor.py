@@ -41,6 +41,7 @@ from runtime.slurm.rank_records import StepWatch
 from runtime.slurm.state import Queued
 
 REQUEUED_S = 120.0  # SLURM ends a job that it has queued again
+LISTEN_S = 0.05
 
 
 @dataclass
@@ -202,7 +203,10 @@ class Supervisor:
         print(f"{outcome.cause}; queueing the job again", flush=True)
         if not commands.requeue(commands.job_name(self.environment)):
             return outcome.status if self._lost_nodes(outcome) else self._end(outcome)  # SLURM decides
-        time.sleep(REQUEUED_S)  # SLURM ends this process before
+        # SLURM ends the job before. Its nodes are others' as soon as this process has gone, and else after KillWait.
+        end_s = time.monotonic() + REQUEUED_S
+        while signal.SIGTERM not in self.told and time.monotonic() < end_s:
+            time.sleep(LISTEN_S)
         return STOPPED
 
     def _end(self, outcome: Outcome) -> int:

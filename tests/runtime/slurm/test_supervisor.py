@@ -1,12 +1,19 @@
-"""Who is to blame for the end of a job that SLURM has ended."""
+"""Who is to blame for the end of a job that SLURM has ended, and when its nodes are free."""
 
 from __future__ import annotations
 
+import signal
+import time
+from pathlib import Path
+
 import pytest
 
-from runtime.runfolder import STOPPED, Outcome
+from runtime.runfolder import STOPPED, Outcome, Paths
 from runtime.slurm import commands as clients
 from runtime.slurm import rank_records
+from runtime.slurm.supervisor import Supervisor
+from runtime.slurm.task_layout import by_node
+from tests.planner.plan_examples import plan as example
 
 ENDED = "ended by SLURM: cancelled, preempted, requeued, or out of time"
 
@@ -45,3 +52,24 @@ def test_slurm_and_not_the_rank_that_it_ended_first(
 )
 def test_what_a_rank_did_by_itself_stays_its_own(outcome: Outcome) -> None:
     assert rank_records.by_slurm(outcome, ["n1", "n2"]) == outcome
+
+
+def test_a_job_that_is_queued_again_leaves_its_nodes_as_soon_as_slurm_ends_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Else others wait until SLURM kills it, which is half a minute where nobody has set KillWait."""
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    plan = example()
+    names = [f"n{node}" for node in range(len(by_node(plan.places)))]
+    monkeypatch.setattr(clients, "hostnames", lambda nodes: names)
+    environment = {"SLURM_JOB_NODELIST": ",".join(names), "SLURM_JOB_ID": "7"}
+    ours = Supervisor(Paths(tmp_path), plan, [], 1, 0, False, environment, lambda: True)
+
+    def queued(job: str) -> bool:
+        ours.told.add(signal.SIGTERM)
+        return True
+
+    monkeypatch.setattr(clients, "requeue", queued)
+    assert ours._requeue(Outcome("stopped")) == STOPPED
+    assert slept == []
