@@ -7,7 +7,7 @@ how long that takes. All prices of
 tensors in parts come from here: those of the search for layouts, of `plan`, and of `verify`.
 """
 
-from planner.group.amounts import ATTENTION, LayerPart, amount, kept_of, layer_parts, share_done
+from planner.group.amounts import ATTENTION, LayerPart, amount, kept_of, layer_parts, ring_sent, share_done
 from planner.group.curves import TIMES, Curve, curves_of, part_of
 from planner.group.machine import MeshOnCluster, Passages, meshes, on_cluster, placed_text
 from planner.group.own_profile import activation_bytes, on_group
@@ -29,5 +29,6 @@ __all__ = [
     "on_group",
     "part_of",
     "placed_text",
+    "ring_sent",
     "share_done",
 ]

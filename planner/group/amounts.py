@@ -17,6 +17,7 @@ from planner.layout import (
     MOVES,
     RING,
     Collective,
+    GroupLayout,
     LocalGraph,
     LocalOperation,
     Mesh,
@@ -211,6 +212,31 @@ def ring_elements(done: LocalOperation, mesh: Mesh) -> RingElements:
     (axis,) = (axis for axis, name in done.kernels.items() if name == RING)
     scores = 2 * rows * done.inputs["key"].shape[-2] // mesh[axis]
     return RingElements(3 * own["query"] + round_ + rows, scores + 2 * round_, scores + 6 * round_)
+
+
+def ring_sent(done: LocalOperation, mesh: Mesh) -> tuple[float, float]:
+    """Returns the elements that a rank sends of an attention in a ring, forward and backward; none of any other.
+
+    Keys and values go round, and backward once more with their gradients, which go home with a last message. Causal
+    attention exchanges rows before and behind.
+    """
+    axis = next((axis for axis, name in done.kernels.items() if name == RING), None)
+    if axis is None:
+        return 0.0, 0.0
+    layouts = {**done.inputs, "": done.outputs[0]}
+    query, key, value, made = (_own_elements(layouts[name], mesh) for name in ("query", "key", "value", ""))
+    ranks, rows = mesh[axis], done.inputs["query"].shape[-2]
+    moved = 0.0
+    if done.operation.arguments.get("is_causal", False) and rows % (2 * ranks) == 0:
+        stay = sum(len({2 * place, 2 * place + 1} & {place, 2 * ranks - 1 - place}) for place in range(ranks))
+        moved = 1 - stay / (2 * ranks)
+    rounds, exchanged = (ranks - 1) * (key + value), moved * (query + key + value + made)
+    return rounds + exchanged, rounds + ranks * (key + value) + exchanged
+
+
+def _own_elements(layout: GroupLayout, mesh: Mesh) -> float:
+    """Returns the elements of a tensor that a rank has, on average."""
+    return prod(layout.shape) / prod(mesh[axis] for axis in layout.cut_axes)
 
 
 def _ring_ns(done: LocalOperation, element_bytes: int, machine: MeshOnCluster) -> tuple[float, float]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from planner.arrays import NS_PER_S
 from planner.cluster import NOTABLE_SHARE, Cluster, total_devices
+from planner.group import ring_sent
 from planner.layout import GroupLayout, LocalGraph, path
 from planner.model import ModelGraph
 from planner.plan import Plan, StagePlan, graph_on_group
@@ -102,17 +103,10 @@ def of_profile(profile: Profile) -> str:
         f"{len(graph.layers)} layers, {len({x.signature for x in graph.layers})} distinct, "
         f"{sum(prod(x.shape) for x in graph.parameters):,} parameters"
     )
-    heads = (
-        "micro",
-        "parts",
-        "precision",
-        "execution",
-        "forward",
-        "backward",
-        "kept for backward",
-        "layers without a row",
+    heads = ("micro", "parts", "precision", "execution", "forward", "backward", "kept for backward")
+    return "\n\n".join(
+        [head, columns(rows, (*heads, "layers without a row")), *_beside(profile), *_missing(profile)]
     )
-    return "\n\n".join([head, columns(rows, heads), *_beside(profile), *_missing(profile)])
 
 
 def _beside(profile: Profile) -> Iterator[str]:
@@ -225,7 +219,7 @@ def layout_rows(plan: Plan, graph: ModelGraph) -> list[dict[str, object]]:
     """Returns how every operation of a plan's model lies on its group: a row an operation, as data.
 
     Args: `graph` is the model of the plan, with its operations.
-    Returns: the factor along each axis, how the result lies, and what conversions of its inputs send, in elements.
+    Returns: the factor along each axis, how the result lies, and what is sent for it, in elements.
     """
     found, stage_of = graph_on_group(plan, graph), {x: i for i, s in enumerate(plan.stages) for x in s.layers}
     rows, seen = [], set[tuple[str, GroupLayout, int]]()
@@ -245,6 +239,8 @@ def layout_rows(plan: Plan, graph: ModelGraph) -> list[dict[str, object]]:
             steps += [f"{step.forward}/{step.backward}" if trained else step.forward for step in passages]
             for step in passages:
                 sent = [a + b for a, b in zip(sent, step.sent(found.mesh, trained=trained), strict=True)]
+        if any(round_ := ring_sent(done, found.mesh)):
+            steps, sent = [*steps, "ring"], [a + b for a, b in zip(sent, round_, strict=True)]
         rows.append(
             {
                 "layer": operation.layer,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 import pytest
 
@@ -52,7 +53,8 @@ def exact(costs: Profile) -> Profile:
 
 def wide(costs: Profile) -> Profile:
     """The same model, whose weights have two dims."""
-    rows = tuple(replace(row, shape=(1, *row.shape)) for row in costs.graph.parameters)
+    halves = [(row, -(-prod(row.shape) // 2)) for row in costs.graph.parameters]
+    rows = tuple(replace(row, shape=(2, half), bytes=8 * half) for row, half in halves)
     return replace(costs, graph=replace(costs.graph, parameters=rows))
 
 

@@ -15,6 +15,7 @@ import torch
 
 from planner.capture import Captured
 from planner.errors import BadInput
+from planner.group import ring_sent
 from planner.layout import Wish
 from planner.spatial import NoRule
 from runtime.layout.stage import local_graph
@@ -105,6 +106,10 @@ def test_keys_and_values_go_round_the_ranks_as_in_one_process(name: str, ranks: 
     done = [x for x in graph.placed if "ring" in x.kernels.values()]
     assert len(done) == 2
     assert all(x.inputs["key"].cuts == x.inputs["query"].cuts for x in done)
+    said = sum(sum(x.sent((ranks,))) for x in graph.conversions()) + sum(
+        sum(ring_sent(x, (ranks,))) for x in done
+    )
+    assert sum(each.sent for each in trained) == pytest.approx(8 * ranks * said, rel=0.02)
 
 
 MESHES_OF_TWO = (
