@@ -259,9 +259,11 @@ class Cluster:
         return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
 
     def await_nodes(self) -> None:
+        up = ("idle", "planned", "mixed", "allocated", "completing")
+
         def ready() -> bool:
             states = self.run("sinfo", "-h", "-N", "-p", "main", "-o", "%T").split()
-            return sum(s in ("idle", "planned", "mixed", "allocated", "completing") for s in states) == self.nodes
+            return sum(state in up for state in states) == self.nodes
 
         self._until(ready, "every node")
 
