@@ -170,6 +170,10 @@ WRONG: dict[str, tuple[Callable[[], Plan], str]] = {
     "pipes": (lambda: mlp(family="chimera", workers=2, sharing="parameters", ranks=4), "among 4 ranks"),
     "no divisor": (lambda: mlp(data=4, sharing="gradients", ranks=3), "3 ranks, but the stage has 4"),
     "one replica": (lambda: mlp(data=1, sharing="parameters"), "1 ranks, but the stage has 1"),
+    "state among some": (
+        lambda: mlp(data=4, sharing="state", ranks=2),
+        "by whole parameters among all holders: neither ranks nor unit",
+    ),
     "no unit": (lambda: mlp(sharing="parameters", unit="blocks.*"), "which no layer is part of"),
     "compiled": (
         lambda: mlp(sharing="parameters").model_copy(update={"execution": "compiled"}),
