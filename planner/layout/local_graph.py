@@ -107,6 +107,12 @@ class LocalGraph:
     trained: frozenset[str]  # tensors that have a gradient
     taken: frozenset[object] = frozenset()  # wishes that some operation could grant
 
+    @property
+    def agreed(self) -> str:
+        """Returns all that ranks must have derived alike, as a text that is the same in every process."""
+        states = [(name, self.states[name]) for name in sorted(self.states)]
+        return repr((self.mesh, self.placed, self.layouts, self.made, states, sorted(self.trained)))
+
     def conversions(self, stage_of: Mapping[str, int] | None = None) -> list[Conversion]:
         """Returns every conversion of the graph once, in the order in which tensors are first read so.
 

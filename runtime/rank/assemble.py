@@ -119,7 +119,7 @@ def _agreed_program(plan: Plan, captured: Captured, world: World, parts: RankPar
     program = program_of(plan, world)
     if not world.agree(program.digest + captured.graph.fingerprint):
         raise BadPlan("the ranks have derived different programs: versions or files differ between nodes")
-    if parts.cut is not None and not world.agree(repr(parts.cut)):
+    if parts.cut is not None and not world.agree(parts.cut.agreed):
         raise BadPlan(
             "the ranks have derived different parts of tensors: versions or files differ between nodes"
         )
