@@ -124,6 +124,16 @@ def requeue(job: str) -> bool:
     return call("scontrol", "requeue", job).code == 0
 
 
+def is_preempted(environment: Mapping[str, str]) -> bool:
+    """Returns whether SLURM has told this job to give way since it began. It tells the steps that run then, and nobody else.
+
+    Args: `environment` is that of a process in the job.
+    """
+    said = call("scontrol", "show", "job", "-o", job_name(environment))
+    found = dict(re.findall(r" (StartTime|PreemptTime)=(\d\S+)", said.output))
+    return {"StartTime", "PreemptTime"} <= set(found) and found["PreemptTime"] >= found["StartTime"]
+
+
 def job_name(environment: Mapping[str, str]) -> str:
     """Returns SLURM's name of this job, such as `12`, or `12_3` for one task of an array.
 

@@ -94,11 +94,13 @@ class Supervisor:
             cause = f"the job began {before} times without a new checkpoint, allowed {self.requeues + 1}"
             return self._end(Outcome("failed", cause=cause))
         while True:
-            outcome = self._try()
+            early = commands.is_preempted(self.environment)
+            outcome = Outcome("stopped", cause="preempted before its ranks began") if early else self._try()
             if not self.is_held():
                 print("SLURM has started the job elsewhere: this supervisor says nothing more", flush=True)
                 return outcome.status
             afresh = outcome.state == "stopped" or self.abandoned or self._lost_nodes(outcome)
+            afresh |= outcome.state != "done" and commands.is_preempted(self.environment)
             if afresh and self._may_go_on():
                 return self._requeue(outcome)
             transient = outcome.state in ("hung", "lost") or any(status < 0 for status in outcome.exits)
@@ -178,9 +180,8 @@ class Supervisor:
         if "--distribution=arbitrary" in command:
             self.paths.hosts.write_text("".join(f"{host}\n" for host in self.hosts))
             environment["SLURM_HOSTFILE"] = str(self.paths.hosts)
-        with_us = partial(
-            die_with_parent, os.getpid(), signal.SIGTERM
-        )  # ranks do not outlive who watches them
+        # Ranks do not outlive who watches them.
+        with_us = partial(die_with_parent, os.getpid(), signal.SIGTERM)
         step = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, preexec_fn=with_us)
         before = bool(self.told)
         watch = StepWatch(
@@ -203,8 +204,7 @@ class Supervisor:
         print(f"{outcome.cause}; queueing the job again", flush=True)
         if not commands.requeue(commands.job_name(self.environment)):
             return outcome.status if self._lost_nodes(outcome) else self._end(outcome)  # SLURM decides
-        # SLURM ends the job before. Its nodes are others' as soon as this process has gone, and else after KillWait.
-        end_s = time.monotonic() + REQUEUED_S
+        end_s = time.monotonic() + REQUEUED_S  # long before, SLURM asks this process to end
         while signal.SIGTERM not in self.told and time.monotonic() < end_s:
             time.sleep(LISTEN_S)
         return STOPPED

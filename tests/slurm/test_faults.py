@@ -286,6 +286,18 @@ def test_a_preempted_job_leaves_a_checkpoint_and_goes_on(
     assert urgent
 
 
+def test_a_job_that_is_preempted_before_its_ranks_begin_goes_on(
+    cluster: Cluster, gate: Gate, warm: Warm, undisturbed: dict[int, float], tmp_path: Path
+) -> None:
+    """SLURM tells the steps of a job to end, and this one has none yet."""
+    run = start(warm, tmp_path, paced_plan(), options={"partition": "spot", "sbatch": {"exclusive": ""}})
+    until(lambda: cluster.run("squeue", "-h", "-t", "RUNNING", "-o", "%i"), "the job runs")
+    cluster.run("sbatch", "-p", "urgent", "-N12", "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
+    gate.open()
+    assert run.wait(PATIENCE_S).check().losses == undisturbed
+    assert story(run)[-1] == ("done", "")
+
+
 def test_a_controller_that_is_away_for_a_while_changes_nothing(
     cluster: Cluster, gate: Gate, warm: Warm, undisturbed: dict[int, float], tmp_path: Path
 ) -> None:

@@ -73,3 +73,21 @@ def test_a_job_that_is_queued_again_leaves_its_nodes_as_soon_as_slurm_ends_it(
     monkeypatch.setattr(clients, "requeue", queued)
     assert ours._requeue(Outcome("stopped")) == STOPPED
     assert slept == []
+
+
+@pytest.mark.parametrize(
+    ("told", "answer"),
+    [
+        ("StartTime=2026-11-24T03:00:00 PreemptEligibleTime=2026-11-24T03:00:00 PreemptTime=None", False),
+        ("StartTime=2026-11-24T03:00:00 PreemptTime=2026-11-24T03:00:00", True),
+        ("StartTime=2026-11-24T03:00:00 PreemptTime=2026-11-24T03:10:00", True),
+        ("StartTime=2026-11-24T03:00:00 PreemptTime=2026-11-24T02:50:00", False),
+        ("", False),
+    ],
+)
+def test_a_job_gives_way_that_was_told_so_since_it_began(
+    told: str, answer: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it was told before it was queued again is over."""
+    monkeypatch.setattr(clients, "call", lambda *words: clients.Said(0, f"JobId=7 {told} Command=x", ""))
+    assert clients.is_preempted({"SLURM_JOB_ID": "7"}) is answer
