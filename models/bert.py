@@ -137,7 +137,8 @@ def batch(n: int, size: str = "base", seq: int = 128) -> tuple[dict[str, Tensor]
     if not 2 <= seq <= shape.positions:
         raise ValueError(f"seq={seq}: size {size!r} has positions for 2 to {shape.positions} tokens")
     tokens = torch.randint(shape.vocab, (n, seq))
-    segments = (torch.arange(seq) >= torch.randint(1, seq, (n, 1))).long()
+    second = torch.randint(1, seq, (n, 1))  # where the second text begins
+    segments = (torch.arange(seq, device=second.device) >= second).long()
     masked_words = torch.randint(1, max(2, int(0.3 * seq)), (n, 1))
     masked = torch.rand(n, seq).argsort(1) < masked_words
     inputs = {"tokens": tokens.masked_fill(masked, MASK_TOKEN), "segments": segments}
