@@ -16,7 +16,7 @@ from planner.layout import DimCut, GroupLayout
 from planner.milp import Question, solve
 from tests.planner.choose.transformer_layer import work_of_a_layer
 
-LAYER = work_of_a_layer(256, 512, element_bytes=4, flop_per_s=1e13)
+LAYER = work_of_a_layer(65536, 128, element_bytes=4, flop_per_s=1e13)
 MACHINES = autoparallel.cluster(1, 2)
 
 
