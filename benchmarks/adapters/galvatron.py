@@ -157,7 +157,7 @@ def _numbers(text: object) -> tuple[int, ...]:
 
 
 def pinned(strategy: Strategy) -> dict[str, object]:
-    """Returns the decisions of a strategy that our plans have; which layers recompute is left to the solver."""
+    """Returns the decisions of a strategy that our plans have, but for which layers recompute."""
     share = {"zero3": "parameters", "zero2": "gradients", "ddp": "none"}[strategy.sharing]
     return {
         "data": strategy.data,
@@ -169,20 +169,25 @@ def pinned(strategy: Strategy) -> dict[str, object]:
 
 
 def told(plan: Plan) -> Strategy:
-    """Returns a plan of ours in their words: what replicas share is that of its first stage."""
+    """Returns a plan of ours in their words, where all stages of a worker are one.
+
+    Args: `plan` has one pipe; what replicas share is that of its first stage.
+    """
     names = [name for stage in plan.stages for name in stage.layers]
     ends = {names[0], names[-1]}  # embedding and head, which they do not count
     shared = plan.stages[0].shard
     word = shared.what if shared is not None else "state" if plan.shard_optimizer else "none"
+    layers, again = [0] * plan.axes.pipeline, [0] * plan.axes.pipeline
+    for worker, stage in zip(plan.schedule.place[0], plan.stages, strict=True):
+        layers[worker] += len(set(stage.layers) - ends)
+        again[worker] += _recomputed(stage.layers, stage.recompute, stage.recompute_before, ends)
     return Strategy(
-        pipeline=len(plan.stages),
+        pipeline=plan.axes.pipeline,
         data=plan.axes.data,
         chunks=BATCH // plan.axes.data // plan.batch.micro,
         sharing={"parameters": "zero3", "gradients": "zero2", "state": "zero2"}.get(word, "ddp"),
-        layers=tuple(len(set(stage.layers) - ends) for stage in plan.stages),
-        recomputed=tuple(
-            _recomputed(stage.layers, stage.recompute, stage.recompute_before, ends) for stage in plan.stages
-        ),
+        layers=tuple(layers),
+        recomputed=tuple(again),
     )
 
 
