@@ -1,20 +1,18 @@
 """Every operation of `planner.layout` with small tensors, in even and in uneven sizes.
 
-`python -m tests.runtime.layout.operation_cases` runs every operation x factor x kind of its first tensor x mesh and
-prints what is wrong, and which dimensions hold numerically without a rule. Tests draw some hundreds of them.
+A row is an operation x factor x kind of its first tensor x mesh. Tests draw some hundreds of them.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
 import torch
 
-from planner.layout import FAMILIES, MOVES, DimCut, GroupLayout, everywhere, parted
+from planner.layout import FAMILIES, DimCut, GroupLayout, everywhere, parted
 from planner.spatial import NoRule, call_of, whole
 from tests.runtime.layout.one_operation import EXACT, Case, differences
 
@@ -246,22 +244,3 @@ def outcome(trial: Trial) -> str:
     except NoRule:
         return "refused"
     return "exact" if max(one, other) <= EXACT else f"differs by {one:.1e} and {other:.1e}"
-
-
-def main() -> None:
-    """Runs all of it."""
-    torch.set_num_threads(1)
-    counted: Counter[str] = Counter()
-    for trial in trials():
-        try:
-            found = outcome(trial)
-        except Exception as error:
-            found = f"{type(error).__name__}: {error}"
-        counted[found if found in ("exact", "refused", "impossible") else "wrong"] += 1
-        if found not in ("exact", "refused", "impossible"):
-            print(trial, found)
-    print(dict(counted), len(FAMILIES), "families,", len(MOVES), "moves")
-
-
-if __name__ == "__main__":
-    main()
