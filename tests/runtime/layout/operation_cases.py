@@ -36,6 +36,7 @@ def cases(a: int, b: int, c: int) -> dict[str, Case]:
         ),
         "matmul": Case(ATEN.matmul.default, ("x", "y"), {"x": (a, b, c), "y": (a, c, b)}),
         "matmul by one": Case(ATEN.matmul.default, ("x", "y"), {"x": (a, b, c), "y": (c, b)}),
+        "mm": Case(ATEN.mm.default, ("x", "w"), {"x": (a, c)}, {"w": (c, b)}),
         "bmm": Case(ATEN.bmm.default, ("x", "y"), {"x": (a, b, c), "y": (a, c, b)}),
         "baddbmm": Case(
             ATEN.baddbmm.default,
@@ -122,6 +123,7 @@ def cases(a: int, b: int, c: int) -> dict[str, Case]:
         "where": Case(
             ATEN.where.self, ("m", "x", "y"), {"x": (a, b), "y": (a, b), "m": (a, b)}, {}, {"m": 0}
         ),
+        "broadcast": Case(ATEN.broadcast_tensors.default, (["x", "y"],), {"x": (a, b, c), "y": (b, 1)}),
         "cat": Case(ATEN.cat.default, (["x", "y"], 1), {"x": (a, b, c), "y": (a, 2, c)}),
         "stack": Case(ATEN.stack.default, (["x", "y"], 1), {"x": (a, b), "y": (a, b)}),
         "mse loss": Case(ATEN.mse_loss.default, ("x", "y"), {"x": (a, b), "y": (a, b)}),

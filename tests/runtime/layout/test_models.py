@@ -111,6 +111,10 @@ def test_keys_and_values_go_round_the_ranks_as_in_one_process(name: str, ranks: 
     assert sum(each.sent for each in trained) == pytest.approx(8 * ranks * said, rel=0.02)
 
 
+# Every attention across reads what the encoder gives. In T5 four attentions take their heads of a bias, too.
+BESIDE = {"T5": 1 + 4, "Whisper": 1}
+
+
 MESHES_OF_TWO = (
     {"blocks.*.attention": ("heads", "heads"), "blocks.*.feedforward": ("hidden", "hidden")},
     {"blocks.*.attention": ("heads", "samples"), "blocks.*.feedforward": ("hidden", "samples")},
@@ -136,6 +140,21 @@ def test_q_k_and_v_of_one_weight_are_never_gathered(order: str) -> None:
         ("state:attention.out.bias", "first"),
         ("%linear_1", "reduce"),
     ]
+
+
+@pytest.mark.parametrize("name", part(MODELS, 2))
+def test_a_cut_by_heads_converts_no_more_than_megatron_does(name: str) -> None:
+    """Of each pair of layers what goes in and what comes out, once."""
+    captured, *_ = prepared(name)
+    graph = local_graph(captured, (2,), cuts_of(name, (2,), ("heads",)))
+    ends = [x for x in graph.placed if "in" in x.factors]
+    sending = [x for x in graph.conversions() if any(x.sent((2,)))]
+    assert {step.forward for x in sending for step in x.steps} <= {
+        "none",
+        "reduce",
+        "own",
+    }  # nothing is gathered
+    assert len(sending) == 2 * len(ends) + BESIDE.get(name, 0)
 
 
 @pytest.mark.parametrize("configuration", [("heads",), ("heads", "sequence")])
