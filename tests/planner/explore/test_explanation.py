@@ -87,6 +87,13 @@ def test_every_share_gets_the_plan_that_it_makes_possible() -> None:
     assert all(row.plan == solve(small(row.asked)) for row in sweep.rows)
 
 
+def test_a_comparison_of_shares_says_what_the_fastest_ones_keep() -> None:
+    sweep = over_kept(small(1.0), (0.1, 1.0))
+    assert "Knee: 0.1 of the entries of pruned weights" in text(replace(sweep, knee=0.1))
+    said = text(replace(sweep, knee=1.0))
+    assert "Knee: nothing is pruned." in said and "1 of the" not in said
+
+
 def test_what_is_explained_is_the_plan_that_is_found(tight: Explanation) -> None:
     plan = solve(TIGHT)
     assert tight.plan == plan
