@@ -15,11 +15,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -160,7 +162,7 @@ def _told_shapes(told: Mapping[str, str], path: Path) -> dict[str, tuple[int, ..
         raise BadInput(f"its shapes of parameters cannot be read: {error}", where=str(path)) from None
 
 
-def _read(file: safe_open, name: str, path: Path) -> NDArray[np.generic]:
+def _read(file: Any, name: str, path: Path) -> NDArray[np.generic]:  # Any: what safe_open gives has no types
     """Returns one tensor, which is of a kind and size that masks have before it takes memory."""
     told = file.get_slice(name)
     kind, shape = str(told.get_dtype()), tuple(told.get_shape())
@@ -223,11 +225,11 @@ def shares_asked(given: str | None) -> tuple[float, ...]:
     >>> shares_asked("0.2,0.1")
     (0.2, 0.1)
     """
-    try:
-        if given is None or Path(given).is_file():
+    if given is None:
+        return ()
+    with suppress(OSError):  # of a name that is too long for a file, as that of many shares may be
+        if Path(given).is_file():
             return ()
-    except OSError:  # of a name that is too long for a file, as that of many shares may be
-        pass
     try:
         shares = tuple(float(share) for share in given.split(","))
     except ValueError:
