@@ -18,6 +18,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -176,6 +177,15 @@ def _profile_of(
     return together(known, {group.device for group in machines.nodes} if machines else ())
 
 
+def _pruned(known: Profile, kept: float | str | Path) -> Profile:
+    """Returns a profile for plans that keep a share of each weight, or what masks in a file keep."""
+    from planner.kept import kept_asked, shares_asked
+
+    if len(shares_asked(str(kept))) > 1:
+        raise BadInput(f"several shares: {kept}", where="kept", allowed="one for each plan")
+    return replace(known, kept=kept_asked(known.graph, str(kept)))
+
+
 def _cluster_of(given: Cluster | str | Path, nodes: int | None = None) -> Cluster:
     """Returns a cluster, or the one in a file or of a name, with so many nodes."""
     from planner.cluster import with_nodes
@@ -300,6 +310,7 @@ def plan(
     precision: str | None = None,
     execution: str | None = None,
     calibration: Corrections | str | Path | None = None,
+    kept: float | str | Path | None = None,
     effort: str = "normal",
 ) -> SolvedPlan:
     """Finds the fastest plan that fits the machines.
@@ -307,7 +318,8 @@ def plan(
     Args: `costs` is a profile or its file, or a list of one for each type of device; `cluster` a value, a file or a
       name such as "h100x8", of which there may be `nodes`; `batch` is samples a step; `schedules` limits the families; `fix` pins choices by name, such as
       `{"pipeline": 2}`; `precision` and `execution` are as profiled; `calibration`, a value or a file, corrects costs by
-      earlier runs; `effort` is "quick", "normal" or "full".
+      earlier runs; `kept` is a file of masks, or the share that is kept of each weight; `effort` is "quick", "normal" or
+      "full".
     Returns: the plan with its certificate; it answers `what_if(...)` and `frontier()`. The first Ctrl-C gives the best
       plan so far.
     Raises: Infeasible where no plan fits; BadInput for a wrong argument.
@@ -320,6 +332,8 @@ def plan(
 
     machines = _cluster_of(cluster, nodes)
     known = _profile_of(costs, machines)
+    if kept is not None:
+        known = _pruned(known, kept)
     if calibration is not None:
         machines = with_corrections(machines, _corrections_of(calibration))
     if known.device not in {group.device for group in machines.nodes}:

@@ -202,7 +202,7 @@ def _sweep(question: Question, goal: Goal, where: PlanOptions) -> Answer:
     found = {row.asked: row.plan for row in sweep.rows if row.plan is not None}
     if not found:
         milp.solve(question)
-    files = {count: folder / f"{what}-{count:g}.yaml" for count in found}
+    files = {count: folder / f"{what}-{str(count).removesuffix('.0')}.yaml" for count in found}
     _write(folder, {files[count]: plan for count, plan in found.items()}, where)
     return show.data(sweep, files=files), f"{show.text(sweep)}\n\nwritten to {folder}"
 

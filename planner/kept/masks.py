@@ -15,10 +15,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +35,8 @@ from planner.model import ModelGraph, Parameter
 
 Indices = NDArray[np.int32]
 MOST_ELEMENTS = 2**31 - 1  # of a parameter with a mask, since indices are int32
+MOST_DIMS = 64  # that torch has; sizes of more are not read
+_INDICES, _BOOL = ("I32", "I64"), "BOOL"  # as safetensors names what masks consist of
 _ELEMENTS, _SHAPES = "elements", "shapes"  # in the file's own words, of every parameter
 
 
@@ -85,8 +90,12 @@ class Masks:
                     where=where,
                     allowed=f"that of the parameter, {row.shape}",
                 )
-            if row.name in found:
-                raise BadInput(f"'{row.name}' has two masks, one under another name", where=where)
+            if not np.array_equal(found.get(row.name, index), index):
+                raise BadInput(
+                    f"'{row.name}' has another mask under its other name",
+                    where=where,
+                    allowed="one mask, or the same one under each name",
+                )
             found[row.name] = index
         sizes = {row.name: prod(row.shape) for row in graph.parameters}
         apart = {name: index for name, index in sorted(found.items()) if len(index) < sizes[name]}
@@ -126,7 +135,7 @@ def load_masks(path: Path) -> Masks:
         check_tensor_file(path)
         with safe_open(path, framework="np") as file:
             told = file.metadata() or {}
-            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            found = {name: _read(file, name, path) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, TypeError, AttributeError, ValueError) as error:
         raise BadInput(
             f"cannot be read: {error}", where=str(path), allowed="masks from `shardwright prune`"
@@ -148,20 +157,38 @@ def _told_elements(told: Mapping[str, str], path: Path) -> dict[str, int]:
 def _told_shapes(told: Mapping[str, str], path: Path) -> dict[str, tuple[int, ...]]:
     try:
         found = json.loads(told.get(_SHAPES, "{}")).items()
-        return {str(name): tuple(int(size) for size in shape) for name, shape in found}
+        return {str(name): tuple(int(size) for size in islice(shape, MOST_DIMS)) for name, shape in found}
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise BadInput(f"its shapes of parameters cannot be read: {error}", where=str(path)) from None
+
+
+def _read(file: Any, name: str, path: Path) -> NDArray[np.generic]:  # Any: what safe_open gives has no types
+    """Returns one tensor, which is of a kind and size that masks have before it takes memory."""
+    told = file.get_slice(name)
+    kind, shape = str(told.get_dtype()), tuple(told.get_shape())
+    if kind != _BOOL and (kind not in _INDICES or len(shape) != 1):
+        raise BadInput(
+            f"'{name}' is {kind} of shape {shape}",
+            where=str(path),
+            allowed="indices in one dim, as I32 or I64, or BOOL in the parameter's shape",
+        )
+    if prod(shape) > MOST_ELEMENTS:
+        raise BadInput(f"'{name}' is too large", where=str(path), allowed=f"{MOST_ELEMENTS} elements")
+    found: NDArray[np.generic] = file.get_tensor(name)
+    return found
 
 
 def _index(name: str, given: NDArray[np.generic], path: Path) -> Indices:
     """Returns the kept entries of a parameter as sorted indices; checks those that are indices already."""
     if given.dtype == np.bool_:
-        if given.size > MOST_ELEMENTS:
-            raise BadInput(f"'{name}' is too large", where=str(path), allowed=f"{MOST_ELEMENTS} elements")
         index: Indices = np.flatnonzero(given).astype(np.int32)
-    elif given.ndim == 1 and given.dtype in (np.int32, np.int64):
+    else:
         if given.size and (int(given.min()) < 0 or int(given.max()) > MOST_ELEMENTS):
-            raise BadInput(f"an index of '{name}' is out of range", where=str(path))
+            raise BadInput(
+                f"an index of '{name}' is out of range",
+                where=str(path),
+                allowed=f"from 0 to less than {MOST_ELEMENTS}",
+            )
         wrong = np.flatnonzero(np.diff(given.astype(np.int64)) <= 0)
         if len(wrong):
             at = int(wrong[0])
@@ -171,9 +198,6 @@ def _index(name: str, given: NDArray[np.generic], path: Path) -> Indices:
                 allowed="indices in increasing order, each once",
             )
         index = given.astype(np.int32)
-    else:
-        allowed = "int32 indices in one dim, or bool in the parameter's shape"
-        raise BadInput(f"'{name}' is {given.dtype} of shape {given.shape}", where=str(path), allowed=allowed)
     if not len(index):
         raise BadInput(
             f"'{name}' keeps no entry", where=str(path), allowed="at least one entry of every parameter"
@@ -201,8 +225,11 @@ def shares_asked(given: str | None) -> tuple[float, ...]:
     >>> shares_asked("0.2,0.1")
     (0.2, 0.1)
     """
-    if given is None or Path(given).is_file():
+    if given is None:
         return ()
+    with suppress(OSError):  # of a name that is too long for a file, as that of many shares may be
+        if Path(given).is_file():
+            return ()
     try:
         shares = tuple(float(share) for share in given.split(","))
     except ValueError:
@@ -214,14 +241,14 @@ def shares_asked(given: str | None) -> tuple[float, ...]:
 
 
 def kept_asked(graph: ModelGraph, given: str | None) -> KeptEntries:
-    """Returns what is kept of a model; everything where nothing is given, or several shares.
+    """Returns what is kept of a model; everything where nothing is given, and of several shares the least.
 
     Raises: BadInput where a file has no masks of this model.
     """
     shares = shares_asked(given)
-    if given is None or len(shares) > 1:
+    if given is None:
         return WHOLE
     if shares:
-        return KeptEntries.of_share(graph, shares[0])
+        return KeptEntries.of_share(graph, min(shares))
     masks = load_masks(Path(given)).fitted(graph, given)
     return KeptEntries.of_masks(graph, masks.counts, masks.digest)

@@ -139,10 +139,7 @@ def _knee(sweep: Sweep) -> str:
     if sweep.over == "devices":
         return f"Knee: {sweep.knee} devices; up to there every device added brings at least {HALF:.0%} of its share."
     if sweep.over == "kept":
-        return (
-            f"Knee: {sweep.knee:g} of the pruned weights, the largest share kept that reaches {NEAR_BEST:.0%} of the "
-            "highest rate. How accurate a network with so few weights is, is yours to judge."
-        )
+        return _kept_knee(sweep)
     last = sweep.rows[-1]
     more = ""
     if last.micros >= MOST_MICROS and sweep.knee == last.asked:
@@ -151,6 +148,16 @@ def _knee(sweep: Sweep) -> str:
         f"Knee: {sweep.knee} samples a step, the least batch that reaches {NEAR_BEST:.0%} of the highest rate. How "
         f"many samples training needs at a batch size (its statistical efficiency) is not known here: that is yours "
         f"to judge.{more}"
+    )
+
+
+def _kept_knee(sweep: Sweep) -> str:
+    most = f"{NEAR_BEST:.0%} of the highest rate"
+    if sweep.knee == 1:
+        return f"Knee: nothing is pruned. Training with every entry reaches {most}, so pruning gains no time here."
+    return (
+        f"Knee: {sweep.knee:g} of the entries of pruned weights, the largest share kept that reaches {most}. How "
+        "accurate a network with so few weights is, is yours to judge."
     )
 
 

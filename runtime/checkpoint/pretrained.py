@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from planner.capture import Captured
 
-_REAL = ("F64", "F32", "F16", "BF16")
+_PRUNED = ("F64", "F32", "F16", "BF16", "C64")  # kinds of numbers that have magnitudes to compare
 SUFFIX = ".safetensors"
 SHARDS = ".safetensors.index.json"  # as the libraries of pretrained models write beside their shards
 _SHOWN = 3
@@ -67,7 +67,7 @@ def numbers(path: Path) -> Numbers:
     """Returns the weights of a run or of safetensors, to be read one by one.
 
     Args: `path` is a run folder, a checkpoint, a file, an index of shards, or a folder with one of them.
-    Returns: of a run the trained parameters, of files everything with real numbers.
+    Returns: of a run the trained parameters, of files everything with real or complex numbers.
     Raises: BadInput where there are none.
     """
     run = of_run(path)
@@ -79,7 +79,7 @@ def numbers(path: Path) -> Numbers:
     for file in sorted({*files.values()}):
         with _opened(file) as tensors:
             for name in sorted(name for name, where in files.items() if where == file):
-                if tensors.get_slice(name).get_dtype() in _REAL:
+                if tensors.get_slice(name).get_dtype() in _PRUNED:
                     shapes[name] = tuple(tensors.get_slice(name).get_shape())
                     if len(shapes[name]) > MOST_DIMS:
                         raise BadInput(f"'{name}' has {len(shapes[name])} dimensions", where=str(file))

@@ -120,6 +120,9 @@ def check(job: Job) -> Job:
         raise BadInput(
             f"ema is {job.ema!r}", where="launch", allowed="a decay between 0 and 1, such as 0.999"
         )
+    for name in ("weights", "kept", "copies", "samples"):
+        if not isinstance(getattr(job, name), str):
+            raise BadInput(f"{name} is {getattr(job, name)!r}", where="launch", allowed="a path")
     if not isinstance(job.best_by, str) or not re.fullmatch("[^:]+(:min|:max)?", job.best_by):
         raise BadInput(f"best_by is {job.best_by!r}", where="launch", allowed="NAME, NAME:min or NAME:max")
     if job.script and job.eval_every:

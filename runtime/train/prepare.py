@@ -64,6 +64,7 @@ def job_of(plan: Plan, steps: int, settings: dict[str, object]) -> Job:
         settings = settings | {"data_workers": None}
     if plan.data is not None and plan.data.store == "ram":
         settings = {"store": "ram", **settings}
+    settings = {name: str(x) if isinstance(x, Path) else x for name, x in settings.items()}
     first = COMPILE_DEADLINE_S if plan.execution == "compiled" else START_DEADLINE_S
     deadline = max(first, STEPS_A_DEADLINE * awaited_ns(plan, 0) * 1e-9)
     return check(replace(Job(steps=steps, deadline_s=deadline), **settings))  # type: ignore[arg-type]

@@ -7,7 +7,8 @@ from math import prod
 
 import pytest
 
-from planner.errors import Infeasible
+import shardwright as sw
+from planner.errors import BadInput, Infeasible
 from planner.explore import Explanation, explain, over_kept
 from planner.explore.explanation import _near, _others, _over_bound
 from planner.kept import WHOLE, KeptEntries
@@ -85,6 +86,22 @@ def test_every_share_gets_the_plan_that_it_makes_possible() -> None:
     sweep = over_kept(small(1.0), (0.1, 1.0, 0.1))
     assert [row.asked for row in sweep.rows] == [1.0, 0.1]
     assert all(row.plan == solve(small(row.asked)) for row in sweep.rows)
+
+
+def test_in_python_a_plan_is_made_for_a_share_as_the_command_makes_it() -> None:
+    asked = small(0.1)
+    given = replace(asked.profile, kept=WHOLE), asked.cluster
+    found = sw.plan(*given, batch=4, schedules=["1f1b"], kept=0.1)
+    assert dump(found) == dump(solve(asked))
+    with pytest.raises(BadInput, match=r"several shares: 0\.1,0\.2"):
+        sw.plan(*given, batch=4, kept="0.1,0.2")
+
+
+def test_a_comparison_of_shares_says_what_the_fastest_ones_keep() -> None:
+    sweep = over_kept(small(1.0), (0.1, 1.0))
+    assert "Knee: 0.1 of the entries of pruned weights" in text(replace(sweep, knee=0.1))
+    said = text(replace(sweep, knee=1.0))
+    assert "Knee: nothing is pruned." in said and "1 of the" not in said
 
 
 def test_what_is_explained_is_the_plan_that_is_found(tight: Explanation) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,17 @@ import pytest
 from safetensors.numpy import save_file
 
 from planner.errors import BadInput
-from planner.kept import KeptEntries, Masks, Numbers, dump, kept_asked, kept_counts, load_masks, prune
+from planner.kept import (
+    KeptEntries,
+    Masks,
+    Numbers,
+    dump,
+    kept_asked,
+    kept_counts,
+    load_masks,
+    prune,
+    shares_asked,
+)
 from planner.model import ModelGraph, Parameter
 from tests.planner.graphs import chain
 
@@ -134,10 +146,13 @@ def test_masks_of_bool_are_converted(tmp_path: Path) -> None:
         ({"a": np.zeros((20, 11), np.bool_) | True}, "for another model"),
         ({"a": np.ones((10, 20), np.bool_)}, r"the mask of 'a' has shape \(10, 20\)"),
         ({"a": np.ones(200, np.bool_)}, r"the mask of 'a' has shape \(200,\)"),
-        ({"a": np.zeros(4, np.float32)}, "float32 of shape"),
+        ({"a": np.zeros(4, np.float32)}, "F32 of shape"),
         ({"nothing": np.array([0], np.int32)}, "no parameter of this model"),
         ({"frozen": np.array([0], np.int32)}, "not trained"),
-        ({"a": np.array([0], np.int32), "other.a": np.array([0], np.int32)}, "two masks"),
+        (
+            {"a": np.array([0], np.int32), "other.a": np.array([1], np.int32)},
+            "another mask under its other name",
+        ),
     ],
 )
 def test_a_wrong_mask_is_refused_by_name(tensors: dict[str, object], said: str, tmp_path: Path) -> None:
@@ -145,6 +160,29 @@ def test_a_wrong_mask_is_refused_by_name(tensors: dict[str, object], said: str, 
     save_file(tensors, file)  # type: ignore[arg-type]
     with pytest.raises(BadInput, match=said):
         load_masks(file).fitted(graph(), str(file))
+
+
+def test_one_mask_may_stand_under_each_name_of_a_tied_weight(tmp_path: Path) -> None:
+    dump(prune(numbers({"a": WEIGHTS["a"], "other.a": WEIGHTS["a"]}), 0.1), tmp_path / "k")
+    assert load_masks(tmp_path / "k").fitted(graph()).counts == {"a": 20}
+
+
+def test_a_tensor_that_is_no_mask_is_refused_before_it_takes_memory(tmp_path: Path) -> None:
+    for kind, shape, each in (("BOOL", [2**20, 2**20], 1), ("F32", [2**30], 4)):
+        size = each * prod(shape)
+        header = json.dumps({"a": {"dtype": kind, "shape": shape, "data_offsets": [0, size]}}).encode()
+        with (tmp_path / kind).open("wb") as file:
+            file.write(len(header).to_bytes(8, "little") + header)
+            file.truncate(8 + len(header) + size)  # takes no room on the disk
+        with pytest.raises(BadInput, match=r"'a' is (too large|F32 of shape)"):
+            load_masks(tmp_path / kind)
+
+
+def test_sizes_that_a_file_says_of_its_tensors_cost_no_time(tmp_path: Path) -> None:
+    told = {"shapes": json.dumps({"a": [2**62] * 500_000})}
+    save_file({"a": np.array([0], np.int32)}, tmp_path / "k", told)
+    with pytest.raises(BadInput, match="for another model"):
+        load_masks(tmp_path / "k").fitted(graph())
 
 
 def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
@@ -165,5 +203,12 @@ def test_a_share_is_that_of_every_weight_of_two_dims(tmp_path: Path) -> None:
     dump(prune(numbers(), 0.1), tmp_path / "k.safetensors")
     asked = kept_asked(graph(), str(tmp_path / "k.safetensors"))
     assert asked.even and asked.share == 0.1 and asked.digest.startswith("sha256:")
-    with pytest.raises(BadInput, match="neither a file nor a share"):
-        kept_asked(graph(), "2")
+    for wrong in ("2", "0", "nan", "", "0.1,", "0.1;0.2", "0.1," * 200):
+        with pytest.raises(BadInput, match="neither a file nor a share"):
+            kept_asked(graph(), wrong)
+
+
+def test_of_several_shares_as_many_as_somebody_likes_the_least_stands_for_all() -> None:
+    many = ",".join(f"{number / 1000:g}" for number in range(1000, 99, -1))
+    assert len(shares_asked(many)) == 901
+    assert kept_asked(graph(), many).counts == {"a": 20, "b": 20}

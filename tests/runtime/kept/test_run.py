@@ -104,7 +104,7 @@ def test_a_gradient_lives_no_longer_than_its_micro_batch(tmp_path: Path) -> None
 
 def test_a_run_that_was_ended_goes_on_with_the_same_bits(tmp_path: Path) -> None:
     plan = pruned_plan(HERE + "optimised.py", ARGUMENTS, tmp_path / "k", **ONE)
-    want = steps(opened(plan, tmp_path / "whole", kept=str(tmp_path / "k")), 5)
+    want = steps(opened(plan, tmp_path / "whole", kept=tmp_path / "k"), 5)
     first = opened(plan, tmp_path / "parts", kept=str(tmp_path / "k"))
     steps(first, 3)
     saved(first)
@@ -187,6 +187,8 @@ def test_what_does_not_go_with_pruned_weights_is_refused_by_name(tmp_path: Path)
     plan = pruned_plan(HERE + "optimised.py", ARGUMENTS, tmp_path / "k", **ONE)
     with pytest.raises(BadPlan, match="there are no masks: launch with --kept FILE"):
         opened(plan, tmp_path / "a")
+    with pytest.raises(BadInput, match=r"kept is 0\.1"):
+        opened(plan, tmp_path / "a", kept=0.1)
     with pytest.raises(BadInput, match="ema averages whole parameters"):
         opened(plan, tmp_path / "b", kept=str(tmp_path / "k"), ema=0.9)
     dense = plan_of(HERE + "optimised.py", ARGUMENTS, **ONE)
