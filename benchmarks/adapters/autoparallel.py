@@ -108,6 +108,10 @@ class OurSearch:
             low, high = 0.0, found.ns / limit
             found = self._at(high)
             for _ in range(_SOLVES):
+                if (
+                    abs(found.elements - limit) < 0.5
+                ):  # what is best at a price of memory is best at what it holds
+                    break
                 if found.elements > limit:
                     low, high = high, 10 * high
                     found = self._at(high)
