@@ -78,11 +78,12 @@ class Masks:
             row = _named(name, rows, trained, where)
             total = prod(row.shape)
             if self.elements.get(name, total) != total or int(index[-1]) >= total:
-                met = self.elements.get(name) or f"an index of {int(index[-1])}"
+                said = self.elements.get(name, total)
+                met = f"of {said} elements" if said != total else f"with index {int(index[-1])}"
                 raise BadInput(
-                    f"the mask of '{name}' is for another model: {met}",
+                    f"the mask of '{name}' is for another model, {met}",
                     where=where,
-                    allowed=f"the {total} elements of {row.shape}",
+                    allowed=f"the {total} elements of shape {tuple(row.shape)}",
                 )
             if self.shapes.get(name, row.shape) != row.shape:
                 raise BadInput(
