@@ -141,6 +141,7 @@ def load_masks(path: Path) -> Masks:
         raise BadInput(
             f"cannot be read: {error}", where=str(path), allowed="masks from `shardwright prune`"
         ) from None
+    found = {name: x for name, x in found.items() if x.size or x.dtype != np.bool_}  # of an empty parameter
     if not found:
         raise BadInput("has no masks", where=str(path), allowed="a tensor under the name of each parameter")
     shapes = _told_shapes(told, path) | {name: x.shape for name, x in found.items() if x.dtype == np.bool_}

@@ -129,7 +129,7 @@ def test_masks_of_a_tensor_in_another_shape_are_refused(tmp_path: Path) -> None:
 def test_masks_of_bool_are_converted(tmp_path: Path) -> None:
     mask = np.zeros((20, 10), np.bool_)
     mask[3, 4] = mask[0, 1] = True
-    save_file({"other.a": mask}, tmp_path / "bool.safetensors")
+    save_file({"other.a": mask, "empty": mask[:0]}, tmp_path / "bool.safetensors")
     found = load_masks(tmp_path / "bool.safetensors").fitted(graph())
     assert found.indices["a"].tolist() == [1, 34] and found.elements == {"a": 200}
 
