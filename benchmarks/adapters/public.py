@@ -47,8 +47,9 @@ def profile(
     state_bytes_per_element: float,
     seconds_per_element: float,
     bytes_per_element: int = 4,
+    by_element: bool | None = None,
 ) -> Profile:
-    """Names of layers are their numbers."""
+    """Names of layers are their numbers; `by_element` says whether the optimizer updates parts of parameters alike."""
     count = len(rows)
     values = [_value("batch", "input", "", 0, 0, False)]
     values += [
@@ -105,6 +106,7 @@ def profile(
             name="adam",
             state_bytes_per_parameter=state_bytes_per_element,
             seconds_per_parameter=Seconds(median=seconds_per_element),
+            by_element=by_element,
         ),
         versions={},
     )

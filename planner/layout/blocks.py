@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from planner.layout.factor import Along
 from planner.layout.families import FAMILIES
 from planner.layout.local_graph import named_reads
 from planner.layout.lying import DimCut, parted
 from planner.layout.moves import MOVES, source_of
-from planner.spatial import BINARY, GETITEM, UNARY, Operation, Ref, call_of, whole
+from planner.layout.refusals import refuse_parts, refused
+from planner.spatial import BINARY, GETITEM, UNARY, Call, Operation, Ref, call_of, whole
 
 POINTWISE: Final = frozenset((*UNARY, *BINARY, "aten.dropout", "aten.to"))
 # Of what they read they need all along a dimension, in any order of blocks; so it is gathered for them.
@@ -35,16 +36,41 @@ class Behind:
         self.shapes = {x.name: x.outputs for x in operations}
 
 
+class _Stop(NamedTuple):
+    """The first operation that cannot keep a cut; `left` is less for one that is farther behind."""
+
+    left: int
+    operation: Operation
+    words: str
+
+
+def fitted(behind: Behind, operation: Operation, dim: int, axes: tuple[int, ...], parts: int) -> DimCut:
+    """Returns the cut of an operation's result that all views behind it can keep.
+
+    Args: all are those of `fitting`.
+    Raises: NoRule for the first operation that cannot follow: its own where it could do nothing on parts.
+    """
+    found, stop = fitting(behind, operation, dim, axes, parts)
+    if found is not None:
+        return found
+    size, words = operation.outputs[0][dim], "layers"
+    if stop is not None:
+        words, call = stop.words, _call(stop.operation, behind.shapes)
+        if stop.operation.operation not in MOVES:
+            refuse_parts(stop.operation, call)
+    raise refused(operation, f"{size} columns in {parts} parts do not fit the {words} behind it")
+
+
 def fitting(
     behind: Behind, operation: Operation, dim: int, axes: tuple[int, ...], parts: int
-) -> tuple[DimCut | None, str]:
+) -> tuple[DimCut | None, _Stop | None]:
     """Returns the cut of an operation's result that all views behind it can keep.
 
     Args: `behind` has the whole model; `dim` is the dimension of the result that is cut into `parts`.
-    Returns: the cut; or None and the reason, which names the first operation that cannot follow.
+    Returns: the cut; or None and the first operation that cannot follow.
     """
     size = operation.outputs[0][dim]
-    farthest = (DEEPEST + 1, "")
+    farthest: _Stop | None = None
     for blocks in (n for n in range(1, size // parts + 1) if size % n == 0):
         points = parted(size // blocks, parts)
         if points is None:
@@ -52,9 +78,13 @@ def fitting(
         cut = DimCut(axes, points, blocks)
         stopped = _stopped(operation.name, 0, dim, cut, behind.users, behind.shapes, DEEPEST)
         if stopped is None:
-            return cut, ""
-        farthest = min(farthest, stopped, key=lambda x: x[0])
-    return None, f"{size} columns in {parts} parts do not fit the {farthest[1]} behind it"
+            return cut, None
+        farthest = stopped if farthest is None or stopped.left < farthest.left else farthest
+    return None, farthest
+
+
+def _call(operation: Operation, shapes: Mapping[str, tuple[tuple[int, ...], ...]]) -> Call:
+    return call_of(operation, {x: whole(shapes[x][0]) for x in operation.reads()})
 
 
 def _users(operations: Sequence[Operation]) -> Users:
@@ -73,10 +103,10 @@ def _stopped(
     users: Users,
     shapes: Mapping[str, tuple[tuple[int, ...], ...]],
     depth: int,
-) -> tuple[int, str] | None:
-    """Returns the first operation, in words, that could not keep a cut; None where all can.
+) -> _Stop | None:
+    """Returns the first operation that could not keep a cut; None where all can.
 
-    Returns: before it what is left of `depth`, which is less for an operation farther behind.
+    Args: `depth` is how many operations in a row may follow.
     """
     for user in users.get(name, ()) if depth else ():
         follow: list[tuple[int, int, DimCut]] = []
@@ -85,20 +115,20 @@ def _stopped(
                 continue
             follow.append((0, dim, cut))
         elif user.operation in MOVES:
-            call = call_of(user, {x: whole(shapes[x][0]) for x in user.reads()})
+            call = _call(user, shapes)
             source = user.arguments[source_of(call)]
             if not isinstance(source, Ref) or source.name != name:
                 continue
             moved = MOVES[user.operation](call, dim, cut)
             if moved is None:
-                return depth, f"{user.operation} to {user.outputs[0]}"
+                return _Stop(depth, user, f"{user.operation} to {user.outputs[0]}")
             follow += [(i, at, own) for i, (at, own) in enumerate(moved)]
         elif user.operation in POINTWISE:
             at = dim + len(user.outputs[0]) - len(shapes[name][output])
             if user.outputs[0][at] == cut.size:
                 follow.append((0, at, cut))
         elif user.operation not in GATHERING and not _can_share(user, name, dim, shapes):
-            return depth, f"{user.operation} of {shapes[name][output]}"
+            return _Stop(depth, user, f"{user.operation} of {shapes[name][output]}")
         for i, at, own in follow:
             stopped = _stopped(user.name, i, at, own, users, shapes, depth - 1)
             if stopped is not None:
@@ -111,7 +141,7 @@ def _can_share(
 ) -> bool:
     """Returns whether an operation has a factor for a dimension of a tensor that it reads."""
     rule = FAMILIES.get(user.operation)
-    call = call_of(user, {x: whole(shapes[x][0]) for x in user.reads()})
+    call = _call(user, shapes)
     sides = [
         factor.side(argument)
         for factor in (rule(call) if rule is not None else ())

@@ -6,14 +6,16 @@ where the parts of the result would not be what the ranks hold. Whole tensors an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Final
 
 from planner.layout.factor import shape_of
 from planner.layout.local_graph import ALIKE, LocalOperation
 from planner.layout.lying import DimCut, GroupLayout, Mesh
-from planner.spatial import Call, Operation
+from planner.spatial import Call, Operation, call_of, whole
 
 Moved = tuple[tuple[int, DimCut], ...]  # one entry a result
 Move = Callable[[Call, int, DimCut], Moved | None]
@@ -66,14 +68,18 @@ def _group(before: Sequence[int], after: Sequence[int], dim: int) -> tuple[int, 
 
 def permute(call: Call, dim: int, cut: DimCut) -> Moved | None:
     """Returns where a cut lies after a change of the order of dimensions."""
+    return _single((_order(call).index(dim), cut))
+
+
+def _order(call: Call) -> list[int]:
+    """Returns the dimension of the source that each dimension of the result is."""
     rank = len(call.outputs[0])
     if call.operation == "aten.permute":
-        order = list(call.dims("dims", rank))
-    else:
-        order = list(range(rank))
-        first, second = _pair(call, rank)
-        order[first], order[second] = order[second], order[first]
-    return _single((order.index(dim), cut))
+        return list(call.dims("dims", rank))
+    order = list(range(rank))
+    first, second = _pair(call, rank)
+    order[first], order[second] = order[second], order[first]
+    return order
 
 
 def _pair(call: Call, rank: int) -> tuple[int, int]:
@@ -160,6 +166,44 @@ def moved(operation: Operation, call: Call, inputs: Mapping[str, GroupLayout], m
     return LocalOperation(operation, (ALIKE,) * len(mesh), {source: want} | others, tuple(outputs))
 
 
+def as_read_turned(
+    placed: Sequence[LocalOperation], parameters: Collection[str]
+) -> tuple[LocalOperation, ...]:
+    """Returns operations of which those that turn a parameter leave it in the parts that its readers have it in.
+
+    A parameter is left whole where its readers do not agree, and each takes its part then.
+    Args: `placed` are all of a model; `parameters` are the trained ones.
+    """
+    readers: dict[str, list[tuple[LocalOperation, GroupLayout]]] = defaultdict(list)
+    for done in placed:
+        for argument, name in done.reads():
+            readers[name].append((done, done.inputs[argument]))
+    found = {}
+    for name in parameters:
+        turned = {done.operation.name: _read_as(done, readers) for done, _ in readers[name]}
+        cuts = {layout.cuts for done, layout in readers[name] if turned[done.operation.name] is None}
+        cuts |= {own.inputs[source].cuts for own in turned.values() if own for source in own.inputs}
+        if len(cuts) == 1:
+            found.update({done: own for done, own in turned.items() if own is not None})
+    return tuple(found.get(done.operation.name, done) for done in placed)
+
+
+def _read_as(
+    done: LocalOperation, readers: Mapping[str, Sequence[tuple[LocalOperation, GroupLayout]]]
+) -> LocalOperation | None:
+    """Returns an operation that turns a tensor for one kind of reader as that reader has it; None for any other."""
+    wants = {layout for _, layout in readers.get(done.operation.name, ())}
+    if done.operation.operation not in TURNING or len(wants) != 1 or (want := wants.pop()).partial:
+        return None
+    (source,) = done.inputs
+    call = call_of(done.operation, {name: whole(done.inputs[source].shape) for _, name in done.reads()})
+    cuts: list[DimCut | None] = [None] * len(want.cuts)
+    for dim, at in enumerate(_order(call)):
+        cuts[at] = want.cuts[dim]
+    held = GroupLayout(done.inputs[source].shape, tuple(cuts), frozenset(), want.owed)
+    return replace(done, inputs={source: held}, outputs=(want,))
+
+
 def source_of(call: Call) -> str:
     """Returns the name of the argument that an operation places elsewhere."""
     return "self" if "self" in call.arguments else "input"
@@ -169,9 +213,10 @@ def _named(text: str, move: Move) -> dict[str, Move]:
     return {f"aten.{name}": move for name in text.split()}
 
 
+TURNING: Final = ("aten.transpose", "aten.permute", "aten.t")
 MOVES: Final[Mapping[str, Move]] = (
     _named("view reshape flatten unflatten _unsafe_view view_as reshape_as", reshape)
-    | _named("transpose permute t", permute)
+    | dict.fromkeys(TURNING, permute)
     | _named("unsqueeze", unsqueeze)
     | _named("squeeze", squeeze)
     | _named("expand expand_as", expand)

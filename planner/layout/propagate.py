@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from math import prod
 from typing import Final, NamedTuple
 
-from planner.layout.blocks import Behind, fitting
+from planner.layout.blocks import Behind, fitted
 from planner.layout.conversions import cost
 from planner.layout.factor import Along, Factor, laid, numbered
 from planner.layout.families import FAMILIES, RING
@@ -26,8 +26,8 @@ from planner.layout.local_graph import (
     rested,
 )
 from planner.layout.lying import DimCut, GroupLayout, Mesh, everywhere, parted, without_owed
-from planner.layout.moves import MOVES, moved, source_of
-from planner.layout.refusals import refuse_parts, refuse_ring, refused
+from planner.layout.moves import MOVES, TURNING, as_read_turned, moved, source_of
+from planner.layout.refusals import refuse_parts, refuse_ring, too_few
 from planner.spatial import (
     GETITEM,
     INPUT,
@@ -114,6 +114,8 @@ class _Propagation:
             done = self._remembered(operation)
             placed.append(done)
             self._keep(operation, done.outputs)
+        placed = list(as_read_turned(placed, self.states & self.trained))
+        self.layouts |= {x.operation.name: x.outputs for x in placed if x.operation.operation in TURNING}
         held = held_states(placed, self.states & self.trained, self.layouts, self.mesh)
         for (name, axis), wishes in sorted(self.resting.items(), key=lambda x: x[0]):
             if (resting := rested(held[name], axis, self.mesh)) is not None:
@@ -166,14 +168,23 @@ class _Propagation:
         if kind in SHAPES_ONLY:
             return LocalOperation(operation, alike, inputs, tuple(map(everywhere, operation.outputs)))
         if kind in MOVES and source_of(call) in inputs:
+            self._rest(operation, names)
             return moved(operation, call, inputs, self.mesh)
         factors = FAMILIES[kind](call) if kind in FAMILIES else ()
+        self._rest(operation, names)
         chosen = [self._choose(operation, call, factors, names, axis) for axis in range(len(self.mesh))]
         if any(map(self._is_split, names.values())):
             refuse_parts(operation, call)
         if any(self._first_wish(operation, axis) == RING for axis in range(len(self.mesh))):
             refuse_ring(operation, call, chosen, {x for x, name in names.items() if name in self.trained})
         return self._laid(operation, call, factors, names, chosen)
+
+    def _rest(self, operation: Operation, names: Mapping[str, str]) -> None:
+        """Notes which parameters an operation wishes to rest in parts."""
+        for axis in range(len(self.mesh)):
+            for key in (key for wish, key in self.wishes(operation, axis) if wish == STORED):
+                for name in self.states & self.trained & set(names.values()):
+                    self.resting[name, axis].add(key)
 
     def _first_wish(self, operation: Operation, axis: int) -> str:
         return next((wish for wish, _ in self.wishes(operation, axis)), "")
@@ -192,11 +203,7 @@ class _Propagation:
     ) -> str:
         """Returns the factor that an operation takes along one axis."""
         cut = any(self.layouts[name][0].kind(axis) == "S" for name in names.values())
-        wishes = self.wishes(operation, axis)
-        for key in (key for wish, key in wishes if wish == STORED):
-            for name in self.states & self.trained & set(names.values()):
-                self.resting[name, axis].add(key)
-        for wish, key in wishes:
+        for wish, key in self.wishes(operation, axis):
             if wish == WHOLE:
                 self.taken.add(key)
                 return ALIKE
@@ -270,18 +277,11 @@ class _Propagation:
         parts = prod(self.mesh[axis] for axis in axes)
         points = parted(factor.size, parts)
         if points is None:
-            raise refused(
-                operation,
-                f"{factor.size} of '{(*factor.also, factor.name)[0]}' for {parts} ranks",
-                f"up to {factor.size} ranks",
-            )
+            raise too_few(operation, factor, parts)
         if factor.name == "out":
             side = factor.outputs[0]
             assert isinstance(side, Along)
-            found, why = fitting(self.behind, operation, side.dim, axes, parts)
-            if found is None:
-                raise refused(operation, why)
-            return found
+            return fitted(self.behind, operation, side.dim, axes, parts)
         return DimCut(axes, points)
 
 

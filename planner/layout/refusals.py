@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from planner.errors import BadInput
-from planner.layout.factor import Along, Side, numbered
+from planner.layout.factor import Along, Factor, Side, numbered
 from planner.layout.families import FAMILIES, RING, ring_refused
 from planner.layout.local_graph import named_reads
 from planner.layout.lying import DimCut
@@ -46,6 +46,17 @@ def refused(operation: Operation, why: str, allowed: str = "") -> NoRule:
         where=operation.place,
         allowed=f"{allowed}, or {stop}" if allowed else stop,
         layer=operation.layer,
+    )
+
+
+def too_few(operation: Operation, factor: Factor, parts: int) -> NoRule:
+    """Returns the error for a factor that has fewer units than there are ranks to share them."""
+    instead = f"up to {factor.size} ranks"
+    if "heads" in factor.also:
+        rows = numbered(len(operation.outputs[0]) - 2)
+        instead += f", or rows of the query by '{RING}' or '{rows}'"
+    return refused(
+        operation, f"{factor.size} of '{(*factor.also, factor.name)[0]}' for {parts} ranks", instead
     )
 
 

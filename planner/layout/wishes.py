@@ -18,8 +18,9 @@ from typing import Final, NamedTuple
 
 from planner.errors import BadInput
 from planner.layout.families import FAMILIES, RING
+from planner.layout.moves import TURNING
 from planner.layout.propagate import PLACES, STORED, WHOLE, Wishes
-from planner.spatial import Operation
+from planner.spatial import STATE, Operation, Ref
 
 PAIRS: Final = ("heads", "hidden")
 WEIGHTED: Final = (
@@ -27,6 +28,7 @@ WEIGHTED: Final = (
     "aten.addmm",
     *(f"aten.{name}{n}d" for name in ("conv", "conv_transpose") for n in (1, 2, 3)),
 )
+PRODUCTS: Final = ("aten.matmul", "aten.mm")
 ULYSSES: Final = "ulysses"
 ATTENTION: Final = "aten.scaled_dot_product_attention"
 KNOWN: Final = (*PAIRS, ULYSSES, RING, "out", "in", "vocabulary", "classes", WHOLE, *PLACES, STORED)
@@ -62,6 +64,7 @@ class _Granted:
     """Answers what an operation is wished to take, with pairs of layers worked out."""
 
     wishes: Sequence[Wish]
+    weighted: Collection[str]  # operations with a weight of two dimensions or more
     ends: Mapping[Wish, Collection[str]] = field(default_factory=dict)  # operations that end a pair
     stage_of: Mapping[str, int] = field(default_factory=dict)  # of each layer
 
@@ -73,7 +76,7 @@ class _Granted:
         return [(self._factor(operation, wish), wish) for _, wish in found]
 
     def _factor(self, operation: Operation, wish: Wish) -> str:
-        if wish.factor in PAIRS and operation.operation in WEIGHTED:
+        if wish.factor in PAIRS and operation.name in self.weighted:
             return "in" if operation.name in self.ends[wish] else "out"
         if wish.factor in (ULYSSES, RING) and operation.operation != ATTENTION:
             return "sequence"
@@ -102,8 +105,24 @@ def granted(
         if wish.factor not in KNOWN and not wish.factor.removeprefix("dim").isdigit():
             raise BadInput(f"factor '{wish.factor}'", where=f"cut '{wish.pattern}'", allowed=", ".join(KNOWN))
     stages = stage_of or {}
-    ends = {wish: _ends(wish, operations, stages) for wish in wishes if wish.factor in PAIRS}
-    return _Granted(wishes, ends, stages)
+    weighted = _weighted(operations)
+    ends = {wish: _ends(wish, operations, stages, weighted) for wish in wishes if wish.factor in PAIRS}
+    return _Granted(wishes, weighted, ends, stages)
+
+
+def _weighted(operations: Sequence[Operation]) -> frozenset[str]:
+    """Returns the operations that multiply by a weight, also by one that is turned before."""
+    weights = {x.name for x in operations if x.operation == STATE}
+    found = set()
+    for x in operations:
+        second = x.arguments.get("other", x.arguments.get("mat2"))
+        if x.operation in WEIGHTED:
+            found.add(x.name)
+        elif x.operation in TURNING and weights.issuperset(x.reads()):
+            weights.add(x.name)
+        elif x.operation in PRODUCTS and isinstance(second, Ref) and second.name in weights:
+            found.add(x.name)
+    return frozenset(found)
 
 
 def unmet(
@@ -140,12 +159,14 @@ def unmet(
         )
 
 
-def _ends(wish: Wish, operations: Sequence[Operation], stage_of: Mapping[str, int]) -> set[str]:
+def _ends(
+    wish: Wish, operations: Sequence[Operation], stage_of: Mapping[str, int], weighted: Collection[str]
+) -> set[str]:
     """Returns the linear layers of each module of a pattern that no other one of it follows."""
     inside: dict[str, str] = {}
     for x in operations:
         covered = _covered(x, wish, stage_of)
-        if covered and x.operation in WEIGHTED:
+        if covered and x.name in weighted:
             visit = x.layer.partition("#")[2]  # a module that is run again is a pair of its own
             inside[x.name] = f"{'.'.join(of_path(x).split('.')[:covered])}#{visit}"
     before: dict[str, set[str]] = {}  # tensor -> linear layers of the pattern that it depends on

@@ -71,7 +71,7 @@ def refused_cuts(plan: Plan, graph: ModelGraph, whole: str = "") -> Iterator[Vio
     found = [*_not_with_cuts(plan), *_meshes(plan)]
     if whole:
         found.append(
-            f"{whole} looks at whole parameters, and ranks have parts: an element-wise optimizer such as AdamW"
+            f"{whole.lower()} looks at whole parameters, and ranks have parts: an element-wise optimizer such as AdamW"
         )
     if written := [row.name for row in graph.buffers if row.mutated] + [
         x.name for x in graph.parameters if x.written
@@ -84,7 +84,7 @@ def refused_cuts(plan: Plan, graph: ModelGraph, whole: str = "") -> Iterator[Vio
         why = refused_cut(graph, plan.batch.micro, mesh_of(plan), wishes_of(plan), names)
         found += [why] if why else []
     for message in found:
-        yield Violation(rule="cut", where="cut", message=message)
+        yield Violation(rule="cut", where="", message=message.removeprefix("cut: "))
 
 
 def _not_with_cuts(plan: Plan) -> Iterator[str]:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
-from random import Random
 from typing import NamedTuple
 
 import pytest
 
 from planner.milp import Question, solve
 from planner.plan import Plan
-from tests.draws import SEED
+from tests.draws import part
 from tests.runtime.test_memory_model import machines, profile, ratios
 
 LEAST, MOST = 0.96, 1.01
@@ -110,7 +109,7 @@ def planned(case: Case) -> Plan:
     return solve(Question(profile=costs, cluster=machines(ranks), batch=batch, fix=fix))
 
 
-@pytest.mark.parametrize("name", Random(SEED).sample([*CASES], DRAWN))
+@pytest.mark.parametrize("name", part(CASES, DRAWN))
 def test_a_rank_with_parts_of_tensors_holds_what_was_predicted(name: str) -> None:
     found = ratios(planned(CASES[name]))
     assert LEAST <= max(found) <= MOST, found

@@ -1,6 +1,6 @@
 """Models on parts train as one process does: losses and all gradients, step by step, in float64.
 
-The whole matrix is `python -m tests.runtime.layout.test_models`; tests draw from it by seed.
+Tests draw from the matrix by seed.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from functools import cache
-from random import Random
 
 import pytest
 import torch
@@ -19,7 +18,7 @@ from planner.group import ring_sent
 from planner.layout import Wish
 from planner.spatial import NoRule
 from runtime.layout.stage import local_graph
-from tests.draws import SEED
+from tests.draws import part
 from tests.runtime.layout.cut_models import CONFIGURATIONS, MODELS, fused, wishes, without_dropout
 from tests.runtime.layout.training import (
     EXACT,
@@ -60,7 +59,7 @@ def row(name: str, mesh: tuple[int, ...], configuration: tuple[str, ...]) -> tup
     return difference(one, others)
 
 
-@pytest.mark.parametrize(("name", "mesh", "configuration"), Random(SEED).sample(TABLE, DRAWN))
+@pytest.mark.parametrize(("name", "mesh", "configuration"), part(TABLE, DRAWN))
 def test_a_model_on_parts_trains_as_one_process(
     name: str, mesh: tuple[int, ...], configuration: tuple[str, ...]
 ) -> None:
@@ -112,6 +111,10 @@ def test_keys_and_values_go_round_the_ranks_as_in_one_process(name: str, ranks: 
     assert sum(each.sent for each in trained) == pytest.approx(8 * ranks * said, rel=0.02)
 
 
+# Every attention across reads what the encoder gives. In T5 four attentions take their heads of a bias, too.
+BESIDE = {"T5": 1 + 4, "Whisper": 1}
+
+
 MESHES_OF_TWO = (
     {"blocks.*.attention": ("heads", "heads"), "blocks.*.feedforward": ("hidden", "hidden")},
     {"blocks.*.attention": ("heads", "samples"), "blocks.*.feedforward": ("hidden", "samples")},
@@ -137,6 +140,21 @@ def test_q_k_and_v_of_one_weight_are_never_gathered(order: str) -> None:
         ("state:attention.out.bias", "first"),
         ("%linear_1", "reduce"),
     ]
+
+
+@pytest.mark.parametrize("name", part(MODELS, 2))
+def test_a_cut_by_heads_converts_no_more_than_megatron_does(name: str) -> None:
+    """Of each pair of layers what goes in and what comes out, once."""
+    captured, *_ = prepared(name)
+    graph = local_graph(captured, (2,), cuts_of(name, (2,), ("heads",)))
+    ends = [x for x in graph.placed if "in" in x.factors]
+    sending = [x for x in graph.conversions() if any(x.sent((2,)))]
+    assert {step.forward for x in sending for step in x.steps} <= {
+        "none",
+        "reduce",
+        "own",
+    }  # nothing is gathered
+    assert len(sending) == 2 * len(ends) + BESIDE.get(name, 0)
 
 
 @pytest.mark.parametrize("configuration", [("heads",), ("heads", "sequence")])
@@ -214,13 +232,3 @@ def test_the_same_cut_gives_the_same_graph() -> None:
     captured, *_ = prepared("our GPT-2")
     cuts = cuts_of("our GPT-2", (2,), ("heads", "vocabulary"))
     assert repr(local_graph(captured, (2,), cuts)) == repr(local_graph(captured, (2,), cuts))
-
-
-def main() -> None:
-    """Runs the whole matrix."""
-    for name, mesh, configuration in TABLE:
-        print(name, mesh, configuration, *(f"{x:.1e}" for x in row(name, mesh, configuration)), flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from itertools import product
 from math import prod
 from pathlib import Path
-from random import Random
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from planner.plan import Axes, CutLine, Place, Plan, coordinates, world_size
 from runtime import checkpoint as checkpoints
 from runtime.train import Model, job_of, prepare
 from tests.captures import captured_of
-from tests.draws import SEED
+from tests.draws import part
 from tests.pool import Pool
 from tests.runtime.compare import Run, distance, expected, run
 from tests.runtime.layout.cut_models import MODELS
@@ -98,7 +97,7 @@ KINDS = (("heads",), ("heads", "sequence"), ("heads", "vocabulary"))
 IN_PROCESSES = 2
 
 
-@pytest.mark.parametrize(("model", "kinds"), Random(SEED).sample([*product(NAMES, KINDS)], IN_PROCESSES))
+@pytest.mark.parametrize(("model", "kinds"), part(product(NAMES, KINDS), IN_PROCESSES))
 def test_models_of_a_library_train_in_parts_as_in_one_process(
     model: str, kinds: tuple[str, ...], pool: Pool, tmp_path: Path
 ) -> None:

@@ -1,13 +1,9 @@
-"""Weights that rest in parts and are gathered for use: trainings are one process's, and nothing gathered is kept.
-
-The whole matrix is `python -m tests.runtime.layout.test_stored`; tests draw from it by seed.
-"""
+"""Weights that rest in parts and are gathered for use: trainings are one process's, and nothing gathered is kept."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import product
-from random import Random
 
 import pytest
 import torch
@@ -18,7 +14,7 @@ from planner.layout import GroupLayout, LocalGraph, Wish
 from planner.layout.local_graph import rested
 from runtime.layout.convert import GatheredWeights
 from runtime.layout.stage import local_graph
-from tests.draws import SEED
+from tests.draws import part
 from tests.runtime.layout.cut_models import MODELS
 from tests.runtime.layout.test_models import prepared
 from tests.runtime.layout.training import EXACT, Trained, difference, together
@@ -54,7 +50,7 @@ def stored(graph: LocalGraph) -> list[str]:
     return [x.tensor for x in graph.conversions() if x.gathers_parameter]
 
 
-@pytest.mark.parametrize(("name", "way"), Random(SEED).sample(TABLE, DRAWN))
+@pytest.mark.parametrize(("name", "way"), part(TABLE, DRAWN))
 def test_a_model_whose_weights_rest_in_parts_trains_as_one_process(name: str, way: str) -> None:
     apart, _, graph = row(name, way)
     assert apart < EXACT and stored(graph)
@@ -140,14 +136,3 @@ def test_a_module_without_weights_of_two_dimensions_cannot_rest_in_parts() -> No
         BadInput, match=r"no parameter of 'norm' can rest in parts .*have a row for each rank"
     ):
         local_graph(captured, (2,), [Wish("norm", 0, "stored")])
-
-
-def main() -> None:
-    """Runs the whole matrix."""
-    for name, way in TABLE:
-        apart, _, graph = row(name, way)
-        print(name, way, f"{apart:.1e}", len(stored(graph)), flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Torch's own operators between convolutions are exact, on shards or through a gather, or refused before they run.
 
-A part of them by seed. `python -m benchmarks.matrices` takes all, and counts them.
+A part of them by seed. `python -m benchmarks.operators` takes all, and counts them.
 """
 
 from __future__ import annotations

@@ -37,5 +37,7 @@ def optimizer(
     every = [p for _, p in named_parameters]
     if kind == "momentum":
         return torch.optim.SGD(every, lr=0.05, momentum=0.9)
+    if kind == "whole":
+        return torch.optim.Adafactor(every)
     groups = [{"params": [p], "lr": 0.05 if p.numel() > 600 or p.shape[0] == WORDS else 0.002} for p in every]
     return torch.optim.Adagrad(groups, initial_accumulator_value=0.1)  # has state before its first step
