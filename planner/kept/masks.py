@@ -78,11 +78,12 @@ class Masks:
             row = _named(name, rows, trained, where)
             total = prod(row.shape)
             if self.elements.get(name, total) != total or int(index[-1]) >= total:
-                met = self.elements.get(name) or f"an index of {int(index[-1])}"
+                said = self.elements.get(name, total)
+                met = f"of {said} elements" if said != total else f"with index {int(index[-1])}"
                 raise BadInput(
-                    f"the mask of '{name}' is for another model: {met}",
+                    f"the mask of '{name}' is for another model, {met}",
                     where=where,
-                    allowed=f"the {total} elements of {row.shape}",
+                    allowed=f"the {total} elements of shape {tuple(row.shape)}",
                 )
             if self.shapes.get(name, row.shape) != row.shape:
                 raise BadInput(
@@ -140,6 +141,7 @@ def load_masks(path: Path) -> Masks:
         raise BadInput(
             f"cannot be read: {error}", where=str(path), allowed="masks from `shardwright prune`"
         ) from None
+    found = {name: x for name, x in found.items() if x.size or x.dtype != np.bool_}  # of an empty parameter
     if not found:
         raise BadInput("has no masks", where=str(path), allowed="a tensor under the name of each parameter")
     shapes = _told_shapes(told, path) | {name: x.shape for name, x in found.items() if x.dtype == np.bool_}

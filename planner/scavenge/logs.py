@@ -24,6 +24,7 @@ from planner.errors import BadInput
 MOST_BYTES = 2**27
 MOST_NODES = 2**17
 _SWF_COLUMNS = 18
+_SACCT = "what `sacct -a -X -P --format=JobID,Start,End,NodeList` prints"
 _LIST = re.compile(r"([^\[,]+)(?:\[([\d,-]+)\])?([^\[,]*)(?:,|$)")
 Format = Literal["events", "sacct", "swf"]
 FORMATS: tuple[Format, ...] = ("events", "sacct", "swf")
@@ -100,16 +101,19 @@ def read_log(path: Path, *, kind: Format | None = None, processors: int = 1) -> 
     Raises: BadInput that names the line which is none of that kind.
     """
     lines = files.read_text(path, max_bytes=MOST_BYTES).splitlines()
-    kind = kind or _kind(lines)
+    kind = kind or _kind(lines, str(path))
     if kind == "sacct":
         return _from_sacct(lines, str(path))
     return _from_swf(lines, str(path), processors) if kind == "swf" else _from_events(lines, str(path))
 
 
-def _kind(lines: Sequence[str]) -> Format:
+def _kind(lines: Sequence[str], name: str) -> Format:
     first = next((line for line in lines if line.strip()), "")
     if "|" in first:
         return "sacct"
+    if "NodeList" in first.split():
+        what = f"has the columns {' '.join(first.split())} without '|' between them"
+        raise BadInput(what, where=f"{name}:1", allowed=_SACCT)
     return "swf" if first.startswith(";") or len(first.split()) >= _SWF_COLUMNS else "events"
 
 
@@ -149,8 +153,7 @@ def _from_sacct(lines: Sequence[str], name: str) -> IdleLog:
     columns = {head: heads.index(head) for head in ("Start", "End", "NodeList") if head in heads}
     if len(columns) < 3:
         missing = ", ".join({"Start", "End", "NodeList"} - set(columns))
-        allowed = "sacct -a -X -P --format=JobID,Start,End,NodeList"
-        raise BadInput(f"has no column {missing}", where=f"{name}:1", allowed=allowed)
+        raise BadInput(f"has no column {missing}", where=f"{name}:1", allowed=_SACCT)
     numbers: dict[str, int] = {}
     busy: list[Spell] = []
     open_: list[tuple[str, float]] = []

@@ -131,8 +131,8 @@ def _overhead(found: Explanation) -> str:
     if lemma is None or lemma.ratio < _SEEN:
         return ""
     return (
-        f"Communication and idle time are {format_percent(lemma.ratio)} of the computation. If that share stays, more devices "
-        f"cannot be more than {lemma.limit:.4g} times as fast as one."
+        f"In a step, what is not computing takes {format_percent(lemma.ratio)} of the time that all computing would take on "
+        f"one device. If it stays so, more devices cannot be more than {lemma.limit:.4g} times as fast as one."
     )
 
 

@@ -116,6 +116,8 @@ def dry_run(
 
     request = slurm.request(plan, name, folder, job, nodes)
     text = slurm.text(request, options)
+    for warning in slurm.container_warnings(request, options):
+        out.note(f"warning: {warning}")
     if not ask:
         out.file({"script": text}, text.rstrip("\n"))
         return

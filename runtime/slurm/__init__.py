@@ -14,7 +14,7 @@ from runtime.slurm.measure_jobs import run
 from runtime.slurm.options import NAMED, Options, load, over, pairs, site_file
 from runtime.slurm.script import array_text, text
 from runtime.slurm.state import QUEUED, RUNNING, Queued, of, somebody_cancelled
-from runtime.slurm.submit import cancel, prepared, queue_script, request, stop
+from runtime.slurm.submit import cancel, container_warnings, prepared, queue_script, request, stop
 from runtime.slurm.task_layout import read
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "ask",
     "backend_of",
     "cancel",
+    "container_warnings",
     "hostnames",
     "known",
     "load",

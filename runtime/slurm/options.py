@@ -137,7 +137,11 @@ class Options(Part):
                     f"sets what comes from {OURS[key]}", allowed="other options", key=("sbatch", key)
                 )
             if key in NAMED:
-                raise files.wrong("has a name of its own", allowed=NAMED[key], key=("sbatch", key))
+                raise files.wrong(
+                    "has a key of its own beside sbatch",
+                    allowed=f"{NAMED[key]}: {value}",
+                    key=("sbatch", key),
+                )
             if key == "array" and not re.fullmatch(r"[\d,:-]+%1", value):
                 raise files.wrong(
                     f"'{value}' would train in one run folder at once",

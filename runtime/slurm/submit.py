@@ -74,6 +74,22 @@ def check(plan: Plan, graph: ModelGraph | None, folder: Path, job: Job, options:
     return warnings
 
 
+def container_warnings(request: scripts.JobRequest, options: Options) -> list[str]:
+    """Returns a warning where ranks in a container would start a Python that only this machine is known to have.
+
+    Args: `options` without a container, or with a `python` of their own, need none.
+    """
+    if options.container is None or options.python is not None:
+        return []
+    inside = [mount.split(":")[:2][-1] for mount in options.container.mounts]
+    if any(Path(request.python).is_relative_to(folder) for folder in inside):
+        return []
+    return [
+        f"ranks start {request.python} in the container, and no mount has it; write `python: python3` into the site "
+        "file for the image's own, which needs torch and shardwright, or add the folder to `mounts`"
+    ]
+
+
 def _check_time(plan: Plan, graph: ModelGraph | None, folder: Path, options: Options) -> list[str]:
     """Holds a time limit against what one step and one checkpoint take here.
 
@@ -222,10 +238,11 @@ def prepared(
     """
     from runtime.train import Model, prepare
 
-    text = scripts.text(request(plan, name, folder, job, flexible), options)
+    asked = request(plan, name, folder, job, flexible)
+    text = scripts.text(asked, options)
     folder_lock.refuse(Paths(absolute(folder)))
     model = Model.of(plan, workload)
-    warnings = check(plan, model.captured.graph, folder, job, options)
+    warnings = check(plan, model.captured.graph, folder, job, options) + container_warnings(asked, options)
     if flexible is not None:
         flexible.check(plan)
     paths, _ = prepare(model, folder, job, folder_lock.refuse, warnings.append)

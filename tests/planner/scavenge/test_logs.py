@@ -76,6 +76,10 @@ def test_lists_of_nodes_are_read_as_slurm_writes_them() -> None:
         ("x,a,1\n", r":1: 'x' is no number"),
         ("nan,a,1\n", r":1: 'nan' is no number"),
         ("JobID|Start|End\n", "has no column NodeList"),
+        (
+            "JobID  Start  End  NodeList\n-----  -----  ---  --------\n",
+            r":1: .* without '\|' .*sacct -a -X -P",
+        ),
         ("JobID|Start|End|NodeList\n1|now|later|n1\n", r":2: 'now' is no time"),
         ("JobID|Start|End|NodeList\n1|2026-01-01|2026-01-02|n[1-9999999]\n", "too many nodes"),
         ("JobID|Start|End|NodeList\n1|2026-01-01|2026-01-02|n[\n", "is no list of nodes"),

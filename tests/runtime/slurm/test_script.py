@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 
 from planner.errors import BadInput
 from planner.plan import Place
-from runtime.slurm import Options, text
+from runtime.slurm import Options, container_warnings, text
 from runtime.slurm import script as quote
 from runtime.slurm import task_layout as layout
+from runtime.slurm.options import Container
 from tests.runtime.slurm.golden import CASES, FOLDER, request
 
 AWKWARD = [
@@ -147,6 +148,27 @@ def test_a_mount_with_a_comma_is_refused() -> None:
     job, options = CASES["pyxis"]
     with pytest.raises(BadInput, match="comma"):
         text(replace(job, folder=Path("/a,b")), options)
+
+
+@pytest.mark.parametrize(
+    ("mounts", "python", "warned"),
+    [
+        ((), None, True),
+        (("/data",), None, True),
+        (("/opt:/data",), None, True),  # the image sees it elsewhere
+        (("/opt",), None, False),
+        (("/nfs/envs:/opt/venv:ro",), None, False),
+        ((), "python3", False),
+    ],
+)
+def test_a_python_that_a_container_may_lack_is_told(
+    mounts: tuple[str, ...], python: str | None, warned: bool
+) -> None:
+    job = replace(request(), python="/opt/venv/bin/python")
+    site = Options(container=Container(runtime="pyxis", image="x", mounts=mounts), python=python)
+    told = container_warnings(job, site)
+    assert bool(told) is warned and all("/opt/venv/bin/python in the container" in line for line in told)
+    assert container_warnings(job, Options()) == []
 
 
 @pytest.mark.parametrize(("time", "before_s"), [(None, 120), ("12:00:00", 120), (2, 30)])
