@@ -9,7 +9,7 @@ import pytest
 
 import shardwright as sw
 from planner.errors import BadInput, Infeasible
-from planner.explore import Explanation, explain, over_kept
+from planner.explore import Explanation, Lemma, explain, over_kept
 from planner.explore.explanation import _near, _others, _over_bound
 from planner.kept import WHOLE, KeptEntries
 from planner.milp import Question, solve, solve_with_search
@@ -205,3 +205,11 @@ def test_what_out_of_order_backprop_saves_is_told_against_one_sum() -> None:
 
 def test_where_nothing_is_out_of_order_nothing_is_said_of_it(tight: Explanation) -> None:
     assert tight.in_one is None and "Out-of-order" not in text(tight)
+
+
+def test_the_overhead_is_told_as_a_share_of_all_computing_on_one_device(tight: Explanation) -> None:
+    told = text(replace(tight, overhead=Lemma(ratio=0.25, devices=64)))
+    assert (
+        "what is not computing takes 25.0 % of the time that all computing would take on one device" in told
+    )
+    assert "more devices cannot be more than 5 times as fast as one" in told
