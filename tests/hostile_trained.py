@@ -352,6 +352,7 @@ TASK_FILES: Mapping[str, Callable[[Path], object]] = {
     "space of 10^30": lambda root: (root / "space.json").write_text(f"[{HUGE}]"),
     "space of a million dims": lambda root: (root / "space.json").write_text(f"[{'1,' * 10**4}1]"),
     "space nested": lambda root: (root / "space.json").write_text("[" * DEEP),
+    "space of another output": lambda root: (root / "space.json").write_text("[1, 9, 1000000]"),
     "space that is a pipe": lambda root: _replaced(root / "space.json", os.mkfifo),
     "a job that is a pipe": lambda root: _replaced(root / "infer.json", os.mkfifo),
     "a job of 3 GiB": lambda root: os.truncate(root / "infer.json", 3 * 2**30),

@@ -120,6 +120,19 @@ class InferFolder:
             )
         return tuple(rows)
 
+    def check_space(self, rows: tuple[int, ...]) -> None:
+        """Checks that the tasks are those of the output.
+
+        Args: `rows` are those that the model gives along each axis of space.
+        Raises: BadInput where the folder has others.
+        """
+        if (found := self.space()) != rows:
+            raise BadInput(
+                f"has an output of {found}, and the model gives {rows}",
+                where=str(self.root),
+                allowed="tasks of this output: remove them, and the output beside them",
+            )
+
     def tasks(self) -> Tasks:
         """Returns the tasks of the folder.
 

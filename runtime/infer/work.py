@@ -115,6 +115,7 @@ def work_on(folder: InferFolder, say: Callable[[str], None], applied: Applied | 
             where=job.workload,
             allowed=f"the model as it was; or remove {job.output} and {folder.root}",
         )
+    folder.check_space(tuple(applied.output_space))
     output = written(Path(job.output))
     mask = opened(job.mask) if job.mask else None
     try:
