@@ -603,7 +603,15 @@ class Journal:
                     known[str(row[0])] = self.note(str(row[0]), row)
                     if self.over:
                         break
-        return [known[name] for name in names if name in known]
+        return [
+            (*known[name][:-1], _without_folders(str(known[name][-1]))) for name in names if name in known
+        ]
+
+
+def _without_folders(text: str) -> str:
+    """Returns what was said without the folders of this machine."""
+    text = text.replace(f"{Path(__file__).parents[1]}/", "")
+    return re.sub(r"/\S*?/((disk/)?fault-\d)", r"…/\1", text)
 
 
 def run(quick: bool) -> Result:
@@ -634,6 +642,13 @@ def result_of(quick: bool, soak_s: float, journal: Journal) -> Result:
             notes=(
                 f"of the supervisor and the run folder in {soak_s / 60:g} minutes; early and late are medians of the "
                 "first and last third",
+                *(
+                    [
+                        "rows were measured in pieces, on one day; the seconds and the load below are those of the last piece"
+                    ]
+                    if journal.path
+                    else []
+                ),
             ),
         )
     ]

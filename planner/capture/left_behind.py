@@ -119,7 +119,8 @@ class Reachable:
             return
         if type(tensor) in (Tensor, nn.Parameter):  # those of other kinds hold what is torch's own
             self._undo.append(functools.partial(refill, vars(tensor), dict(vars(tensor))))
-            self._open += [(f"{path}.{key}", x) for key, x in vars(tensor).items() if key[:1] != "_"]
+            told = {key: x for key, x in vars(tensor).items() if key[:1] != "_" and key != "persistent"}
+            self._open += [(f"{path}.{key}", x) for key, x in told.items()]
         self._tensors[path] = tensor, tensor._version
         if tensor.layout != torch.strided:
             return

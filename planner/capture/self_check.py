@@ -226,7 +226,8 @@ def _own_step(watched: _Watched, given: Pair, step: int) -> list[Tensor]:
         said = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]:.200}"
         if not step:
             raise _Unrun(f"its own first step fails here ({said})") from error
-        place, ways = where_raised(error, watched.where), "'.detach()' of what one step leaves to the next"
+        begin = place_of(watched.module, "", watched.where)
+        place, ways = where_raised(error, begin), "'.detach()' of what one step leaves to the next"
         raise BadInput(
             f"the module's own training fails in step {step + 1}: {said}", where=place, allowed=ways
         ) from error
