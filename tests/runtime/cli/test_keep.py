@@ -25,7 +25,14 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "optimised.py").write_text(Path(HERE + "optimised.py").read_text())
     monkeypatch.chdir(tmp_path)
     write_whole(tmp_path / "c.yaml", clusters.dump(cluster(1)))
-    did("profile", "optimised.py", "--set=layers=2", "--device=roofline:cpu", "--micro=2", "--output=costs.yaml")
+    did(
+        "profile",
+        "optimised.py",
+        "--set=layers=2",
+        "--device=roofline:cpu",
+        "--micro=2",
+        "--output=costs.yaml",
+    )
     did("plan", *ASK, "--output=dense.yaml")
     did("launch", "dense.yaml", "--inline", "--steps=2", "--run=dense")
     return tmp_path
