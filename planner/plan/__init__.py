@@ -179,6 +179,7 @@ __getattr__ = later(
             "readers",
             "reading_ns",
             "shared_from",
+            "with_store",
             "layers_of",
             "refused",
             "schedule_of",

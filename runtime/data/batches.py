@@ -295,5 +295,5 @@ class Batches:
         while True:
             for number in wanted.micros:
                 start = sample + (wanted.first + number) * wanted.micro
-                yield [(at, self.stream.index(at)) for at in range(start, start + wanted.micro)]
+                yield self.stream.span(start, start + wanted.micro)
             sample += wanted.step_samples
