@@ -190,7 +190,11 @@ def stored(folder: Path, nodes: int, steps: int) -> tuple[Table, list[tuple[str,
 def starved(folder: Path, steps: int) -> tuple[Table, list[tuple[str, float]]]:
     """Returns what steps take that wait for samples, beside what the plan of a profile says."""
     file, rows, off = file_in(folder, "waiting.py", COMPUTES), list[tuple[Cell, ...]](), []
-    cases = [("at once", 0.0, 0.0, (0, 1)), ("20 MB/s", RATE, 0.0, (0, 1, 3)), ("5 MB/s", RATE / 4, 0.0, (0, 1, 3))]
+    cases = [
+        ("at once", 0.0, 0.0, (0, 1)),
+        ("20 MB/s", RATE, 0.0, (0, 1, 3)),
+        ("5 MB/s", RATE / 4, 0.0, (0, 1, 3)),
+    ]
     for name, rate, busy_s, counts in [*cases, ("2 ms of a processor", 0.0, 2e-3, (0, 1))]:
         costs = sw.profile(file, micros=(WAITING,), rate=rate, busy_s=busy_s)
         plan = sw.plan(costs, ONE, batch=2 * WAITING)
@@ -200,7 +204,9 @@ def starved(folder: Path, steps: int) -> tuple[Table, list[tuple[str, float]]]:
             told_s = awaited_ns(plan, readers) * 1e-9
             waits = told_s > 1.05e-9 * plan.prediction.step_ns
             ratio = found.step_s / told_s
-            rows.append((name, readers, 1e-6 * plan.prediction.step_ns, 1e3 * told_s, 1e3 * found.step_s, ratio))
+            rows.append(
+                (name, readers, 1e-6 * plan.prediction.step_ns, 1e3 * told_s, 1e3 * found.step_s, ratio)
+            )
             off += [(f"{name}, {readers} readers", abs(ratio - 1))] if waits else []
     table = Table(
         title="A run that waits for samples, one process",

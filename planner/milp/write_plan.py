@@ -97,7 +97,7 @@ def _reading(found: SampleCost | None) -> SampleReading | None:
     if found is None:
         return None
     whole, stored = (round((each + found.collate_s) * NS_PER_S) for each in (found.cold_s, found.finish_s))
-    return SampleReading(sample_ns=whole, stored_ns=stored, sample_bytes=found.sample_bytes)
+    return SampleReading(sample_ns=whole, finish_ns=stored, sample_bytes=found.sample_bytes)
 
 
 def _kept(entries: KeptEntries) -> KeptWeights | None:

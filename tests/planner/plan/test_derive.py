@@ -206,7 +206,7 @@ def test_a_step_is_no_shorter_than_what_the_readers_of_a_rank_deliver() -> None:
 def test_a_run_that_keeps_samples_elsewhere_than_its_plan_waits_for_what_is_left_to_do_there() -> None:
     plan = reading(5_000_000)
     assert plan.data is not None
-    plan = plan.model_copy(update={"data": plan.data.model_copy(update={"stored_ns": 1_000_000})})
+    plan = plan.model_copy(update={"data": plan.data.model_copy(update={"finish_ns": 1_000_000})})
     kept = with_store(plan, "ram")
     assert reading_ns(kept) == 8_000_000 and awaited_ns(kept, 0) == 18_000_000
     assert with_store(kept, "none") == plan and readers(kept, 64) == 1 < readers(plan, 64)

@@ -116,16 +116,19 @@ def test_a_tree_adds_its_children_in_their_order_to_the_parent() -> None:
 
 
 class CountedRail:
-    """The communicator of one rank of several threads, on which a message takes one turn and all else none."""
+    """The communicator of one rank of several threads. A link takes one turn for a message, and all else takes none."""
 
     def __init__(self, here: int, wires: dict[tuple[int, int, int], Queue[tuple[int, Tensor]]]) -> None:
         self._here, self._wires, self.turns = here, wires, 0
+        self._sent: dict[tuple[int, int], int] = {}  # when the last message over a link is there
 
     def rank(self) -> int:
         return self._here
 
     def send(self, rows: Sequence[Tensor], other: int, tag: int) -> SimpleNamespace:
-        self._wires[self._here, other, tag].put((self.turns + 1, rows[0].clone()))
+        there = max(self.turns, self._sent.get((other, tag), 0)) + 1
+        self._sent[other, tag] = there
+        self._wires[self._here, other, tag].put((there, rows[0].clone()))
         return SimpleNamespace(wait=lambda: None)
 
     def recv(self, rows: Sequence[Tensor], other: int, tag: int) -> SimpleNamespace:
@@ -137,7 +140,9 @@ class CountedRail:
         return SimpleNamespace(wait=wait)
 
 
-@pytest.mark.parametrize(("ranks", "colours", "pieces"), [(4, 2, 9), (8, 2, 1), (8, 2, 3), (8, 2, 20), (9, 3, 12)])
+@pytest.mark.parametrize(
+    ("ranks", "colours", "pieces"), [(4, 2, 9), (8, 2, 1), (8, 2, 3), (8, 2, 20), (9, 3, 12)]
+)
 def test_pieces_follow_each_other_through_a_tree_one_a_turn(ranks: int, colours: int, pieces: int) -> None:
     tree = ColourTree(ranks, colours, 0)
     wires: dict[tuple[int, int, int], Queue[tuple[int, Tensor]]] = defaultdict(Queue)
