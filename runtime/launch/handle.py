@@ -28,6 +28,7 @@ from runtime.runfolder import Evaluated, Outcome, Paths, Result, evaluations_of,
 
 if TYPE_CHECKING:
     from planner.workload import Workload
+    from runtime.train import Model
 
 Where = Literal["local", "slurm"]
 _OF_A_PLAN = ("steps", "deadline_s", "generation")  # of a job, which a new plan has anew
@@ -209,19 +210,22 @@ def launch_slurm(
     name: str = "training",
     options: slurm.Options | None = None,
     workload: Workload | None = None,
+    model: Model | None = None,
     flexible: slurm.Elastic | None = None,
     **settings: object,
 ) -> Handle:
     """Queues a run as a SLURM job, and returns at once.
 
-    Args: `flexible` lets the job have fewer or more nodes than the plan; `settings` are fields of Job.
+    Args: `model` is that of the plan where it was captured before; `flexible` lets the job have fewer or more nodes
+      than the plan; `settings` are fields of Job.
     Raises: BadInput and BadPlan for whatever can be known before the job is queued.
     """
     from runtime.train import job_of
 
     chosen = options or slurm.Options()
     job = job_of(plan, steps, dict(settings))
-    paths, _ = slurm.prepared(plan, name, Path(folder), job, chosen, workload=workload, flexible=flexible)
+    given = {"workload": workload, "model": model, "flexible": flexible}
+    paths, _ = slurm.prepared(plan, name, Path(folder), job, chosen, **given)  # type: ignore[arg-type]
     return Handle(paths, len(plan.places), slurm.queue(paths))
 
 
@@ -241,13 +245,18 @@ def rescale(run: Handle, plan: Plan, *, options: slurm.Options | None = None) ->
         if own != other:
             raise BadInput(f"the {what} is {own}, and {other} in the run", where=str(run.folder))
     verify.check(plan)
+    from runtime.train import Model
+
+    model = Model.of(plan)  # while the job still trains
     slurm.stop(run.paths)
     if run.state == "done":
         return run
-    return go_on(run.folder, plan, options=options)
+    return go_on(run.folder, plan, options=options, model=model)
 
 
-def go_on(folder: Path, plan: Plan, *, options: slurm.Options | None = None) -> Handle:
+def go_on(
+    folder: Path, plan: Plan, *, options: slurm.Options | None = None, model: Model | None = None
+) -> Handle:
     """Queues a run of SLURM again that has no job, by a plan of the same training.
 
     Args: `folder` is its run folder, whose settings stay; `options` are those of the site file by default.
@@ -256,7 +265,7 @@ def go_on(folder: Path, plan: Plan, *, options: slurm.Options | None = None) -> 
     job = runfolder.read(Paths(folder))
     kept = {name: getattr(job, name) for name in vars(job) if name not in _OF_A_PLAN}
     name = Path(plan.model.workload).stem or "training"
-    return launch_slurm(plan, folder, steps=job.steps, name=name, options=options, **kept)
+    return launch_slurm(plan, folder, steps=job.steps, name=name, options=options, model=model, **kept)
 
 
 def handle_of(folder: Path) -> Handle:

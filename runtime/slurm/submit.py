@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from planner import verify
 from planner.errors import BadInput, Infeasible, ShardwrightError
@@ -27,6 +28,9 @@ from runtime.slurm import script as scripts
 from runtime.slurm.elastic import Elastic
 from runtime.slurm.options import Options
 from runtime.slurm.state import Queued
+
+if TYPE_CHECKING:
+    from runtime.train import Model
 
 LOOK_S = 0.2  # at a job that was told to stop
 STATES = 3  # parameters, and two tensors of optimizer state beside each
@@ -227,12 +231,13 @@ def prepared(
     options: Options,
     *,
     workload: Workload | None = None,
+    model: Model | None = None,
     flexible: Elastic | None = None,
 ) -> tuple[Paths, list[str]]:
     """Prepares the run folder with all that a job needs, after all checks are made.
 
-    Args: `flexible` allows fewer or more nodes than the plan has; `workload` is loaded by its name where it
-      is not given.
+    Args: `flexible` allows fewer or more nodes than the plan has; `workload` is loaded by its name, and `model`
+      captured from it, where they are not given.
     Returns: the files of the run, and warnings about what may fail.
     Raises: BadPlan, BadInput or Infeasible for what will fail.
     """
@@ -241,7 +246,7 @@ def prepared(
     asked = request(plan, name, folder, job, flexible)
     text = scripts.text(asked, options)
     folder_lock.refuse(Paths(absolute(folder)))
-    model = Model.of(plan, workload)
+    model = model or Model.of(plan, workload)
     warnings = check(plan, model.captured.graph, folder, job, options) + container_warnings(asked, options)
     if flexible is not None:
         flexible.check(plan)

@@ -9,7 +9,7 @@ Start at `ranks.py` (`sharing`: the groups of a plan), then `analyse.py` (what i
 
 from runtime.spatial.box import BoxRunner, ShardRunner, steady, threads
 from runtime.spatial.group import GroupWire, SampleGroup, Wire
-from runtime.spatial.kernels.convolution import InferredConvolutions
+from runtime.spatial.kernels.convolution import InferredProducts
 from runtime.spatial.kernels.norm import OverReplicas
 from runtime.spatial.operation import call_named
 from runtime.spatial.ranks import AloneShard, Sharing, sharing
@@ -19,7 +19,7 @@ __all__ = [
     "AloneShard",
     "BoxRunner",
     "GroupWire",
-    "InferredConvolutions",
+    "InferredProducts",
     "OverReplicas",
     "SampleGroup",
     "ShardRunner",

@@ -24,7 +24,7 @@ from planner.capture import Forward, entered, named_arguments
 from planner.spatial import GETITEM, HERE, Fetch, Layout, Need, Placed, call_of, cut_model, local_shape, named
 from runtime.spatial.exchange import fetched
 from runtime.spatial.group import Message, Operation, SampleGroup, Wire
-from runtime.spatial.kernels.convolution import CONVOLUTIONS, InferredConvolutions
+from runtime.spatial.kernels.convolution import INFERRED, InferredProducts
 from runtime.spatial.kernels.reshapes import plain
 from runtime.spatial.kernels.table import KERNELS
 from runtime.spatial.operation import Local, moved
@@ -116,14 +116,13 @@ class BoxRunner:
         if done.step is None or done.operation.operation == GETITEM:
             return node.target(*args, **kwargs)
         kernel = KERNELS[done.operation.operation]
-        if kernel is plain and not done.step.fetches:
-            return node.target(*args, **kwargs)
-        given = named_arguments(node.target, args, kwargs)
-        arguments = {name: self._brought(done, name, value) for name, value in given.items()}
-        call = call_of(done.operation, done.inputs)
-        local = Local(node.target, call, done.step, self._mesh, arguments)
-        with InferredConvolutions() if kernel in CONVOLUTIONS else nullcontext():
-            return kernel(local)
+        with InferredProducts() if done.operation.operation in INFERRED else nullcontext():
+            if kernel is plain and not done.step.fetches:
+                return node.target(*args, **kwargs)
+            given = named_arguments(node.target, args, kwargs)
+            arguments = {name: self._brought(done, name, value) for name, value in given.items()}
+            call = call_of(done.operation, done.inputs)
+            return kernel(Local(node.target, call, done.step, self._mesh, arguments))
 
     def _brought(self, done: Placed, name: str, value: object) -> object:
         if isinstance(value, list | tuple) and any(isinstance(x, Tensor) for x in value):
@@ -219,7 +218,7 @@ def steady(forward: Forward, device: torch.device) -> AbstractContextManager[Non
     """Returns the block in which a model gives the same bits whatever the number of threads before.
 
     Several workers share the cores of a machine, so each has fewer threads than one alone. Convolutions in single
-    precision give the same bits on any number of threads (`InferredConvolutions`). Libraries may share the long sums of
+    precision give the same bits on any number of threads (`InferredProducts`). Libraries may share the long sums of
     other matrix products among threads, so a box with such products is computed on one.
 
     Args: `forward` is the model, `device` computes it.
