@@ -284,7 +284,8 @@ def _parameters(profile: Profile, unsummed: CutBy) -> tuple[IntArray, ...]:
         if parameter.name in kept or parameter.name in profile.halved:
             held.add_once(users, size)  # beside the dense weight
             scattered.add_once(users, number)
-        held.add_once(users, parameter.bytes // 2 if parameter.name in profile.halved else parameter.bytes)
+        dense = parameter.bytes // 2 if parameter.name in profile.halved else parameter.bytes
+        held.add_once(users or [0], dense)  # what no layer uses, the first rank keeps for the checkpoints
         if parameter.trainable and users:
             gradients.add_once(users, size)
             summed.add_once(users, size)
@@ -295,5 +296,5 @@ def _parameters(profile: Profile, unsummed: CutBy) -> tuple[IntArray, ...]:
             summed.add(*inside, -size if parameter.name in unsummed else 0)
             tied.add(*inside, -size)
     for buffer in graph.buffers:
-        held.add_once(sorted(graph.index[name] for name in set(buffer.users)), buffer.bytes)
+        held.add_once(sorted(graph.index[name] for name in set(buffer.users)) or [0], buffer.bytes)
     return tuple(each.table for each in every)

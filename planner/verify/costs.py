@@ -188,7 +188,8 @@ def _stage_state(plan: Plan, profile: Profile, stage: int) -> int:
     state = sum(updated[name] for name in owned) * profile.optimizer.state_bytes_per_parameter
     state += len(trained) * profile.optimizer.state_bytes_per_tensor
     share, shard = updaters(plan, stage), shard_of(plan, stage)
-    weights = sum(p.bytes for p in parameters) + sum(b.bytes for b in buffers)
+    unused = [row for row in (*graph.parameters, *graph.buffers) if not row.users] if stage == 0 else []
+    weights = sum(row.bytes for row in (*parameters, *buffers, *unused))
     weights -= sum(p.bytes // 2 for p in trained if p.name in profile.halved)
     gradients = sum(updated[p.name] * p.bytes // prod(p.shape) if prod(p.shape) else 0 for p in trained)
     apart = [p for p in trained if p.name in profile.halved or p.name in profile.kept.counts]

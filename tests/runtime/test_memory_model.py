@@ -125,6 +125,25 @@ def solved(
     )
 
 
+def told_less(plan: Plan, count: int) -> Plan:
+    """Returns the plan with so many bytes less predicted for its first worker."""
+    first, *others = plan.prediction.memory
+    held = first.model_copy(update={"parameters": first.parameters - count})
+    prediction = plan.prediction.model_copy(update={"memory": (held, *others)})
+    return plan.model_copy(update={"prediction": prediction})
+
+
+@pytest.mark.parametrize("fix", [{"pipeline": 1}, {"pipeline": 2}, {"pipeline": 2, "schedule": "chimera"}])
+def test_what_no_layer_uses_counts_where_the_first_rank_keeps_it(fix: dict[str, object]) -> None:
+    plan = solved("tests/runtime/workloads/unused.py", 4, 8, **fix)
+    assert plan.prediction.memory[0].parameters > 4 * 512 * 512
+    found = ratios(plan)
+    assert 0.9 <= found[0] <= 1.0 and max(found) <= 1.0, found
+    costs = profile("tests/runtime/workloads/unused.py", (), 4)
+    assert not violations(plan, profile=costs)
+    assert {each.rule for each in violations(told_less(plan, 4 * 512 * 512), profile=costs)} == {"memory"}
+
+
 def test_a_whole_backward_among_split_ones_keeps_nothing_for_its_weights() -> None:
     cuts = "down.0.1,up.0.convolutions.4,up.1.upsample"
     plan = solved("unet3d", 2, 8, {"size": "tiny"}, pipeline=2, schedule="dualpipe-v", cuts=cuts)
