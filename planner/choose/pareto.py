@@ -82,7 +82,7 @@ def _on_mesh(
 
         resting = resting_in(graph_of(work, decisions, choice), work, on, storing, worth)
         lines = as_read(lines_of(work, decisions, choice, cost, resting))
-        graph = graph_by(work, on.mesh, lines, decisions.laid_whole)
+        graph = graph_by(work, on.mesh, lines, decisions.laid_whole, decisions.graph.stands_for)
         found = of_plan(on.mesh, lines) if of_plan is not None else price(graph, work, on)
         yield ChosenLayout(on=on, lines=lines, price=found, graph=graph)
 

@@ -66,17 +66,30 @@ def exactly(decisions: Decisions, choice: Sequence[int]) -> Wishes:
 def graph_of(work: GroupWork, decisions: Decisions, choice: Sequence[int]) -> LocalGraph:
     """Returns the whole model as a choice has it."""
     wishes = exactly(decisions, choice)
-    laid = decisions.laid_whole
-    return propagate(work.operations, decisions.mesh, wishes, work.trained, work.resolved, laid_once=laid)
+    return propagate(
+        work.operations,
+        decisions.mesh,
+        wishes,
+        work.trained,
+        work.resolved,
+        laid_once=decisions.laid_whole,
+        stands_for=decisions.graph.stands_for,
+    )
 
 
-def graph_by(work: GroupWork, mesh: Mesh, lines: Sequence[Wish], laid_once: Laid | None = None) -> LocalGraph:
+def graph_by(
+    work: GroupWork,
+    mesh: Mesh,
+    lines: Sequence[Wish],
+    laid_once: Laid | None = None,
+    stands_for: Mapping[str, str] | None = None,
+) -> LocalGraph:
     """Returns the whole model as the lines of a section `cut` have it.
 
-    Args: `laid_once` is that of `propagate`.
+    Args: `laid_once` and `stands_for` are those of `propagate`.
     Raises: NoRule for what cannot be done exactly, BadInput for a line that no module can grant.
     """
-    return _graph_by(work, work.operations, mesh, lines, laid_once)
+    return _graph_by(work, work.operations, mesh, lines, laid_once, stands_for)
 
 
 def _graph_by(
@@ -85,9 +98,18 @@ def _graph_by(
     mesh: Mesh,
     lines: Sequence[Wish],
     laid_once: Laid | None,
+    stands_for: Mapping[str, str] | None = None,
 ) -> LocalGraph:
     wishes = granted(lines, operations)
-    found = propagate(operations, mesh, wishes, work.trained, work.resolved, laid_once=laid_once)
+    found = propagate(
+        operations,
+        mesh,
+        wishes,
+        work.trained,
+        work.resolved,
+        laid_once=laid_once,
+        stands_for=stands_for,
+    )
     unmet(lines, found.taken, operations)
     return found
 

@@ -91,9 +91,11 @@ class GroupLayout:
 
     def __post_init__(self) -> None:
         assert len(self.cuts) == len(self.shape), self
-        assert all(cut is None or cut.size == n for cut, n in zip(self.cuts, self.shape, strict=True)), self
-        axes = [axis for cut in self.cuts if cut is not None for axis in cut.axes]
-        axes += [*self.partial, *self.owed]
+        axes = [*self.partial, *self.owed]
+        for cut, n in zip(self.cuts, self.shape, strict=True):
+            if cut is not None:
+                assert cut.size == n, self
+                axes += cut.axes
         assert len(set(axes)) == len(axes), self
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Final, NamedTuple
 
@@ -28,17 +29,7 @@ from planner.layout.local_graph import (
 from planner.layout.lying import DimCut, GroupLayout, Mesh, everywhere, parted, without_owed
 from planner.layout.moves import MOVES, TURNING, as_read_turned, moved, source_of
 from planner.layout.refusals import refuse_parts, refuse_ring, too_few
-from planner.spatial import (
-    GETITEM,
-    INPUT,
-    STATE,
-    TARGET,
-    Call,
-    Operation,
-    Ref,
-    call_of,
-    whole,
-)
+from planner.spatial import GETITEM, INPUT, STATE, TARGET, Call, Operation, Ref, call_of, whole
 
 # operation, axis -> the factors that it is wished to take, first of all the one that says most, each with its wish
 Wishes = Callable[[Operation, int], Sequence[tuple[str, object]]]
@@ -57,7 +48,7 @@ class LaidOnce(NamedTuple):
     resting: Mapping[tuple[str, int], Collection[object]]
 
 
-Laid = dict[object, LaidOnce]  # operation, layouts of what it reads, and its wishes -> how it is laid
+Laid = dict[object, LaidOnce]  # operation, what it reads as that lies, and its wishes -> how it is laid
 
 
 def propagate(
@@ -68,6 +59,7 @@ def propagate(
     resolved: Collection[str] = (),
     given: Mapping[str, GroupLayout] | None = None,
     laid_once: Laid | None = None,
+    stands_for: Mapping[str, str] | None = None,
 ) -> LocalGraph:
     """Returns a captured model as the ranks of a group compute it together.
 
@@ -75,11 +67,11 @@ def propagate(
         each axis of the group; `trained` has the names of the given tensors that have a gradient; `resolved` names
         tensors that must not stay addends, which are those that leave a stage, and the loss; `given` has the layouts
         of given tensors that do not come alike; `laid_once` is kept by a caller that asks often with other wishes, and
-        with all else the same.
+        with all else the same; `stands_for` has operations of repeated blocks -> those of the block that stands for all.
     Raises: NoRule, which names the operation and its module, where something cannot be done exactly.
     """
-    known = {} if laid_once is None else laid_once
-    return _Propagation(operations, mesh, wishes, trained, resolved, given or {}, known).run()
+    more = given or {}, {} if laid_once is None else laid_once, stands_for or {}
+    return _Propagation(operations, mesh, wishes, trained, resolved, *more).run()
 
 
 class _Propagation:
@@ -94,8 +86,10 @@ class _Propagation:
         resolved: Collection[str],
         given: Mapping[str, GroupLayout],
         laid_once: Laid,
+        stands_for: Mapping[str, str],
     ) -> None:
-        self.operations, self.mesh, self.wishes, self.laid_once = operations, mesh, wishes, laid_once
+        self.operations, self.mesh, self.wishes = operations, mesh, wishes
+        self.laid_once, self.stands_for = laid_once, stands_for
         self.trained, self.resolved, self.given = set(trained), resolved, given
         self.layouts: dict[str, tuple[GroupLayout, ...]] = {}
         self.made: dict[str, tuple[GroupLayout, ...]] = {}
@@ -123,8 +117,8 @@ class _Propagation:
                 self.taken |= wishes
         layouts = self.layouts | {name: (layout,) for name, layout in held.items()}
         states = {name: layouts[name][0] for name in self.states}
-        trained, taken = frozenset(self.trained), frozenset(self.taken)
-        return LocalGraph(self.mesh, tuple(placed), layouts, self.made, states, trained, taken)
+        sets = frozenset(self.trained), frozenset(self.taken)
+        return LocalGraph(self.mesh, tuple(placed), layouts, self.made, states, *sets)
 
     def _keep(self, operation: Operation, outputs: tuple[GroupLayout, ...]) -> None:
         name = operation.name
@@ -141,7 +135,8 @@ class _Propagation:
         """Returns an operation as it is laid, which its wishes and the layouts of what it reads decide."""
         read = tuple(self.layouts[name] for name in operation.reads())
         wished = tuple(tuple(self.wishes(operation, axis)) for axis in range(len(self.mesh)))
-        key = (operation.name, read, wished)
+        name = self.stands_for.get(operation.name, operation.name)
+        key = (name, read, wished, tuple(x in self.trained for x in operation.reads()))
         found = self.laid_once.get(key)
         if found is None:
             before = self.taken, self.resting
@@ -150,9 +145,10 @@ class _Propagation:
             found = self.laid_once[key] = LaidOnce(local, frozenset(self.taken), self.resting)
             self.taken, self.resting = before
         self.taken |= found.taken
-        for place, wishes in found.resting.items():
-            self.resting[place] |= set(wishes)
-        return found.local
+        local, own = found.local, dict(zip(found.local.operation.reads(), operation.reads(), strict=True))
+        for (parameter, axis), wishes in found.resting.items():
+            self.resting[own[parameter], axis] |= set(wishes)
+        return local if local.operation is operation else replace(local, operation=operation)
 
     def _place(self, operation: Operation) -> LocalOperation:
         kind = operation.operation

@@ -67,13 +67,20 @@ class _Granted:
     weighted: Collection[str]  # operations with a weight of two dimensions or more
     ends: Mapping[Wish, Collection[str]] = field(default_factory=dict)  # operations that end a pair
     stage_of: Mapping[str, int] = field(default_factory=dict)  # of each layer
+    _known: dict[tuple[str, str, int], Sequence[Wish]] = field(default_factory=dict)
 
     def __call__(self, operation: Operation, axis: int) -> Sequence[tuple[str, object]]:
+        key = (of_path(operation), operation.layer, axis)
+        if key not in self._known:
+            self._known[key] = self._covering(operation, axis)
+        return [(self._factor(operation, wish), wish) for wish in self._known[key]]
+
+    def _covering(self, operation: Operation, axis: int) -> Sequence[Wish]:
+        """Returns the wishes for an operation, the one that names most of its path first."""
         found = [
             (_covered(operation, wish, self.stage_of), wish) for wish in self.wishes if wish.axis == axis
         ]
-        found = sorted((x for x in found if x[0]), key=lambda x: -x[0])
-        return [(self._factor(operation, wish), wish) for _, wish in found]
+        return [wish for _, wish in sorted((x for x in found if x[0]), key=lambda x: -x[0])]
 
     def _factor(self, operation: Operation, wish: Wish) -> str:
         if wish.factor in PAIRS and operation.name in self.weighted:

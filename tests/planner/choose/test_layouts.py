@@ -137,3 +137,20 @@ def test_layouts_are_the_same_where_operations_are_remembered() -> None:
         for lines in ([heads], [heads, hidden], [hidden], [], [Wish("*", 0, "stored")]):
             asked = [Wish("token", 1, place), *lines]
             assert graph_by(work, (2, 2), asked, laid) == graph_by(work, (2, 2), asked)
+
+
+def test_blocks_that_repeat_are_laid_as_if_each_were_laid_alone() -> None:
+    """The lines ask for conversions between blocks, for weights that rest in parts, and for cuts in several places."""
+    for model in (gpt2, llama):
+        work, laid = model(blocks=4), Laid()
+        stands_for = folded(work.operations).stands_for
+        blocks = "blocks.*" if model is gpt2 else "model.layers.*"
+        attention = Wish(f"{blocks}.{'attention' if model is gpt2 else 'self_attn'}", 0, "heads")
+        hidden = Wish(f"{blocks}.{'feedforward' if model is gpt2 else 'mlp'}", 1, "hidden")
+        assert stands_for
+        for place in ("samples", "sequence"):
+            for lines in ([attention], [attention, hidden], [Wish("*", 0, "stored")], []):
+                asked = [Wish(blocks, 1, place), *lines]
+                shared = graph_by(work, (2, 2), asked, laid, stands_for)
+                assert shared == graph_by(work, (2, 2), asked)
+                assert shared.agreed == graph_by(work, (2, 2), asked).agreed
