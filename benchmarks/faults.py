@@ -2,11 +2,15 @@
 
 Every fault of the table happens to a job of two ranks on a cluster of this machine's own daemons. Its losses are then
 held against a run that nothing happened to, to the bit. The soak kills random ranks of a local run again and again.
+
+    python -m benchmarks faults --journal=faults.jsonl --seconds=500 --soak=600     goes on where it was stopped
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import math
 import os
 import re
 import shutil
@@ -15,8 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -437,21 +441,14 @@ def mount_small_disk(folder: Path) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)], check=True)
 
 
-def all_suffered(names: tuple[str, ...], tell: Callable[[object], None]) -> list[tuple[Cell, ...]]:
-    """Has faults happen on one cluster, one after the other.
-
-    Args: `tell` is called with each row.
-    Returns: the rows.
-    """
-    rows = []
+def all_suffered(names: Sequence[str]) -> Generator[tuple[Cell, ...], None, None]:
+    """Has faults happen on one cluster, one after the other. Yields a row of each."""
     with tempfile.TemporaryDirectory() as inline:
         calm = launch_inline(paced_plan(pace_s=0.0), Path(inline) / "calm", steps=LONG_STEPS).losses
     with test_cluster(mount_small_disk) as (cluster, warm, folder):
         for at, name in enumerate(names):
             home = folder / "disk" if FAULTS[name].disk else folder
-            rows.append(suffered(cluster, warm, home / f"fault-{at}", name, calm))
-            tell(rows[-1])
-    return rows
+            yield suffered(cluster, warm, home / f"fault-{at}", name, calm)
 
 
 def descriptors(pid: int) -> int:
@@ -565,13 +562,67 @@ def _lives(pid: int) -> bool:
         return False
 
 
+@dataclass(frozen=True)
+class Journal:
+    """The rows that were measured so far, by name; nothing further is begun once a time is over."""
+
+    path: Path | None = None
+    end_s: float = math.inf
+
+    def known(self) -> dict[str, tuple[Cell, ...]]:
+        there = self.path is not None and self.path.exists()
+        lines = self.path.read_text().splitlines() if there and self.path is not None else []
+        return {name: tuple(row) for name, row in map(json.loads, lines)}
+
+    def note(self, name: str, row: tuple[Cell, ...]) -> tuple[Cell, ...]:
+        if self.path is not None:
+            with self.path.open("a") as file:
+                file.write(json.dumps([name, row]) + "\n")
+        return row
+
+    @property
+    def over(self) -> bool:
+        return time.monotonic() > self.end_s
+
+    def once(self, name: str, measure: Callable[[Path], tuple[Cell, ...]]) -> list[tuple[Cell, ...]]:
+        """Returns the row of a name, measured now where it was not; none where the time is over."""
+        if (row := self.known().get(name)) is not None:
+            return [row]
+        if self.over:
+            return []
+        with tempfile.TemporaryDirectory() as folder:
+            return [self.note(name, measure(Path(folder)))]
+
+    def faults(self, names: Sequence[str]) -> list[tuple[Cell, ...]]:
+        """Returns the rows of faults, as far as there is time."""
+        known = self.known()
+        left = [name for name in names if name not in known]
+        if left and not self.over:
+            with closing(all_suffered(left)) as rows:
+                for row in rows:
+                    known[str(row[0])] = self.note(str(row[0]), row)
+                    if self.over:
+                        break
+        return [
+            (*known[name][:-1], _without_folders(str(known[name][-1]))) for name in names if name in known
+        ]
+
+
+def _without_folders(text: str) -> str:
+    """Returns what was said without the folders of this machine."""
+    text = text.replace(f"{Path(__file__).parents[1]}/", "")
+    return re.sub(r"/\S*?/((disk/)?fault-\d)", r"…/\1", text)
+
+
 def run(quick: bool) -> Result:
-    with tempfile.TemporaryDirectory() as folder:
-        soaked = soak(Path(folder), QUICK_SOAK_S if quick else SOAK_S)
-    with tempfile.TemporaryDirectory() as folder:
-        halted = stopped(Path(folder), QUICK_STOPS if quick else STOPS)
-    with tempfile.TemporaryDirectory() as folder:
-        gathering = fallen(Path(folder), QUICK_GATHERS if quick else GATHERS)
+    return result_of(quick, QUICK_SOAK_S if quick else SOAK_S, Journal())
+
+
+def result_of(quick: bool, soak_s: float, journal: Journal) -> Result:
+    """Returns what was measured; a part of it where the time of the journal was over before."""
+    soaked = journal.once("soak", partial(soak, seconds=soak_s))
+    halted = journal.once("stops", partial(stopped, stops=QUICK_STOPS if quick else STOPS))
+    gathering = journal.once("gathers", partial(fallen, kills=QUICK_GATHERS if quick else GATHERS))
     columns = (
         "kills",
         "steps",
@@ -587,9 +638,17 @@ def run(quick: bool) -> Result:
         Table(
             title="Soak: random ranks of a local run are killed",
             columns=columns,
-            rows=[soaked],
+            rows=soaked,
             notes=(
-                "of the supervisor and the run folder; early and late are medians of the first and last third",
+                f"of the supervisor and the run folder in {soak_s / 60:g} minutes; early and late are medians of the "
+                "first and last third",
+                *(
+                    [
+                        "rows were measured in pieces, on one day; the seconds and the load below are those of the last piece"
+                    ]
+                    if journal.path
+                    else []
+                ),
             ),
         )
     ]
@@ -597,7 +656,7 @@ def run(quick: bool) -> Result:
         Table(
             title="Random ranks of a local run are stopped (SIGSTOP) at random moments",
             columns=("stops", "named", "steps", "losses equal", "s until its end, median", "largest"),
-            rows=[halted],
+            rows=halted,
             notes=(f"from the moment when its ranks are forked on; the deadline is {STOP_DEADLINE_S:g} s",),
         )
     )
@@ -605,7 +664,7 @@ def run(quick: bool) -> Result:
         Table(
             title="One rank of several that share parameters is killed while it gathers them",
             columns=("ranks", "kills", "s until the others ended, median", "largest", "losses equal"),
-            rows=[gathering],
+            rows=gathering,
             notes=(f"from the kill until the last of the others is gone; the aim is {OTHERS_END_S:g} s",),
         )
     )
@@ -613,7 +672,8 @@ def run(quick: bool) -> Result:
     if missing := clusters.missing():
         tables[0] = Table(**{**vars(tables[0]), "notes": (*tables[0].notes, f"no SLURM here: {missing}")})
     else:
-        rows = all_suffered(QUICK if quick else tuple(FAULTS), lambda row: None)
+        names = QUICK if quick else tuple(FAULTS)
+        rows = journal.faults(names)
         heads = (
             "fault",
             "ended",
@@ -640,11 +700,34 @@ def run(quick: bool) -> Result:
                 "The number of runs that a fault ended or changed, or whose cause was not named", changed, 0
             ),
             *above(
-                "The end of ranks whose neighbour fell in a gather", [("", gathering[3])], OTHERS_END_S, " s"
+                "The end of ranks whose neighbour fell in a gather",
+                [("", row[3]) for row in gathering],
+                OTHERS_END_S,
+                " s",
             ),
         ),
+        part=not (soaked and halted and gathering and (missing or len(rows) == len(names))),
     )
 
 
+def command(argv: Sequence[str]) -> None:
+    """Runs the benchmark; with options of its own, from a journal and for a time."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--journal", type=Path, help="rows as they come; those in it are not measured again")
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="after which nothing further is begun"
+    )
+    parser.add_argument("--soak", type=float, default=0.0, help="seconds of the soak")
+    options, rest = parser.parse_known_args(argv)
+    journal = Journal(options.journal, time.monotonic() + options.seconds)
+    if len(rest) < len(argv):
+        usual = QUICK_SOAK_S if "--quick" in rest else SOAK_S
+        main(lambda quick: result_of(quick, options.soak or usual, journal), rest)
+    else:
+        main(run)
+
+
 if __name__ == "__main__":
-    main(run)
+    command(sys.argv[1:])

@@ -5,13 +5,14 @@ for a node of two devices is found and verified. It is equal or refused with a p
 miss. The families are in `benchmarks/zoo`; a package that is not installed here is said (`pip install '.[bench]'`).
 
     python -m benchmarks models --quick --seed=3 --only=transformers,timm     a sample of two families
-    python -m benchmarks models --journal=models.jsonl                        goes on where it was stopped
+    python -m benchmarks models --journal=models.jsonl --seconds=3600         goes on where it was stopped, for an hour
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import resource
 import subprocess
@@ -55,6 +56,7 @@ class Choice:
     journal: Path | None = None
     jobs: int = 1
     plans: bool = True
+    seconds: float = math.inf  # after which no further case is begun
 
     @property
     def narrowed(self) -> bool:
@@ -80,15 +82,17 @@ def chosen(choice: Choice, say: Callable[[str], object] = print) -> Iterator[tup
 
 
 def judged(choice: Choice, wanted: Sequence[tuple[str, str]], say: Callable[[str], object]) -> list[Row]:
-    """Returns the verdicts of cases; those that the journal has are not judged again."""
-    known = dict(_journal(choice.journal))
+    """Returns the verdicts of cases; those that the journal has are not judged again, nor more than time is for."""
+    known, end = dict(_journal(choice.journal)), time.monotonic() + choice.seconds
     left = [pair for pair in wanted if pair not in known]
     with ExitStack() as stack:
         free: SimpleQueue[Judged] = SimpleQueue()
         for _ in range(min(choice.jobs, len(left))):
             free.put(stack.enter_context(server()))
 
-        def one(pair: tuple[str, str]) -> Row:
+        def one(pair: tuple[str, str]) -> Row | None:
+            if time.monotonic() > end:
+                return None
             ask = free.get()
             try:
                 return pair[0], ask(*pair, seconds=SECONDS, plans=choice.plans)
@@ -96,11 +100,11 @@ def judged(choice: Choice, wanted: Sequence[tuple[str, str]], say: Callable[[str
                 free.put(ask)
 
         with ThreadPoolExecutor(choice.jobs) as threads:
-            for family, verdict in threads.map(one, left):
+            for family, verdict in filter(None, threads.map(one, left)):
                 known[family, verdict.case] = verdict
                 _note(choice.journal, family, verdict)
                 say(f"{family} {verdict.case}: {said(verdict)} ({verdict.cpu_s:.1f} s)")
-    return [(pair[0], known[pair]) for pair in wanted]
+    return [(pair[0], known[pair]) for pair in wanted if pair in known]
 
 
 def _journal(path: Path | None) -> Iterator[tuple[tuple[str, str], Verdict]]:
@@ -164,6 +168,16 @@ def exceptions(rows: Sequence[Row]) -> Table:
         title="Not equal",
         columns=("family", "case", "step", "verdict", "message"),
         rows=sorted(found, key=lambda row: (order[row[3]], row[0], row[1])),
+    )
+
+
+def coverage(wanted: Sequence[tuple[str, str]], rows: Sequence[Row]) -> Table:
+    """Returns how many cases of each family were judged."""
+    all_of, done = (Counter(family for family, _ in pairs) for pairs in (wanted, rows))
+    return Table(
+        title="Judged so far",
+        columns=("family", "cases", "judged"),
+        rows=[(family, number, done[family]) for family, number in all_of.items()],
     )
 
 
@@ -246,11 +260,13 @@ def result_of(choice: Choice, quick: bool) -> Result:
     rows = judged(choice, wanted, lambda line: print(line, file=sys.stderr, flush=True))
     table, rest = counts(rows), exceptions(rows)
     sized = [large(quick), by_ranks()] if set(choice.only) == set(FAMILIES) else []
+    lacking = len(wanted) - len(rows)
+    left = f"{lacking} of {len(wanted)} cases were not judged in the time there was; `--journal` goes on."
     return Result(
         name="models",
         claim=" ".join([CLAIM, *(f"Not judged here: {note}." for note in notes)]),
-        missed=missed(rows, *(table.rows for table in sized)),
-        tables=[table, rest, *sized],
+        missed=(*([left] if lacking else []), *missed(rows, *(table.rows for table in sized))),
+        tables=[table, rest, *([coverage(wanted, rows)] if lacking else []), *sized],
         part=choice.narrowed or (choice.each > 0 and not quick),
     )
 
@@ -268,6 +284,9 @@ def command(argv: Sequence[str]) -> None:
         "--journal", type=Path, help="verdicts as they come; cases in it are not judged again"
     )
     parser.add_argument("--jobs", type=int, default=1, help="cases at a time")
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="after which no further case is begun"
+    )
     parser.add_argument("--without-plans", action="store_true", help="training and evaluation alone")
     options, rest = parser.parse_known_args(argv)
     only = tuple(options.only.split(","))
@@ -282,6 +301,7 @@ def command(argv: Sequence[str]) -> None:
         journal=options.journal,
         jobs=options.jobs,
         plans=not options.without_plans,
+        seconds=options.seconds,
     )
     chosen_alone = len(rest) < len(argv)
     main(lambda quick: result_of(choice, quick), rest) if chosen_alone else main(run)

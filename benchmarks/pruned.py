@@ -27,7 +27,7 @@ from benchmarks.memory import most_resident
 from benchmarks.zoo.digits import judged, source
 from planner import plan as plans
 from planner import workload as workloads
-from planner.capture import Captured, capture
+from planner.capture import Captured, capture, settle_memory
 from planner.kept import Masks, Numbers, dump, prune
 from planner.model import ModelGraph
 from planner.plan import KeptWeights, Plan, halved_weights
@@ -35,7 +35,6 @@ from planner.timeline import WARM_UP_STEPS
 from planner.workload import Workload
 from runtime import checkpoint as checkpoints
 from runtime import runfolder
-from runtime.execute import settle_memory
 from runtime.runfolder import Paths
 from runtime.train import Model, NoPulse, job_of, prepare
 from runtime.train.training import Batch, Training, training_of

@@ -14,7 +14,7 @@ from planner.capture.batch import SMALL, Batch, example, growing_dim
 from planner.capture.captured import Captured, Loss
 from planner.capture.left_behind import Reachable
 from planner.capture.stage_modules import whole
-from planner.capture.traced_graph import call
+from planner.capture.traced_graph import call, place_of
 from planner.errors import BadInput
 from planner.workload import is_users
 
@@ -127,7 +127,9 @@ class Beside:
         changed += [f"'{path}'" for path in start.written(after) if path not in carried]
         said = f"what is captured does not train as the module does: in step {step + 1} {what}"
         said += f"; forward() has changed {', '.join(changed[:3])}" if changed else ""
-        where = asks(self.module) or self.where
+        where = asks(self.module) or place_of(
+            self.module, changed[0].split("'")[1] if changed else "", self.where
+        )
         return BadInput(said, where=where, allowed=CARRIED if step or changed else ALIKE)
 
 

@@ -31,12 +31,11 @@ from planner.capture.fake_run import Probe, forgetting, probe
 from planner.capture.functional import functionalise
 from planner.capture.layers import group
 from planner.capture.opaque import Opaque, observe
-from planner.capture.refusals import depends_on_values, refuse_unready, refused
+from planner.capture.refusals import depends_on_values, refuse_hooks, refuse_unready, refused
 from planner.capture.slices import Slicing, restore_causal_flags
 from planner.capture.trace import trace
 from planner.capture.traced_graph import LOSS, CannotTrace, Traced, WholeLoss, computes_alike, parts_of
 from planner.capture.travel import from_data
-from planner.capture.untraceable import refuse_hooks
 from planner.errors import BadInput, during
 from planner.model import served
 from planner.workload import WEIGHTS, Workload
@@ -175,12 +174,12 @@ class Tracing:
             except UNSYMBOLIC as failure:
                 # One sample may be too few where what is really wrong is something else.
                 error = reason if reason is not None and depends_on_values(reason) else failure
-                left[micro] = refused(failure, self.origin.where).what
+                left[micro] = refused(failure, self.origin.where, self.module).what
             else:
                 why = getattr(reason, "fixed", "")
                 rest = f"the model can be captured for one batch size at a time, and {micro} is{why}"
                 return replace(found.without(dict.fromkeys(micros, rest) | left), alone=rest)
-        said = refused(error, self.origin.where)
+        said = refused(error, self.origin.where, self.module)
         raise BadInput(said.what, where=said.where, allowed=instead or said.allowed) from error
 
     def _alone(self, micro: int) -> Traced:
@@ -196,7 +195,7 @@ class Tracing:
         try:
             alone = self._alone(1)
         except CannotTrace as failure:
-            return refused(failure, self.origin.where).what
+            return refused(failure, self.origin.where, self.module).what
         except BadInput as error:
             return error.what
         return "" if computes_alike(traced, alone, 1) else "with one sample, forward() runs other operations"
@@ -222,7 +221,7 @@ class Tracing:
                 training=self.training,
             )
         except CannotTrace as failure:
-            error = refused(failure, self.origin.where)
+            error = refused(failure, self.origin.where, self.module)
             said = f"batch(n): {odd}; {error.what}"
             raise BadInput(
                 said, where=error.where, allowed="sizes that fit together for every n"
@@ -258,7 +257,7 @@ class Tracing:
             return read(self._alone(micro), self.module, (micro, micro))
         except UNSYMBOLIC as failure:
             error = reason if reason is not None and depends_on_values(reason) else failure
-            raise refused(error, self.origin.where) from error
+            raise refused(error, self.origin.where, self.module) from error
 
 
 def probed(traced: Traced, module: nn.Module, sizes: Sizes) -> tuple[Traced, tuple[Probe, Probe]]:

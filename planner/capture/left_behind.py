@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import contextvars
 import functools
 import io
 import itertools
 import random
+import threading
 import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.capture.live_bytes import storage_of
+from planner.capture.untraceable import entries, refill
 from planner.workload import is_users
 
 MOST = 200_000  # values that are listed, and entries of one list or dictionary that are looked at: a hundredth of it
@@ -33,6 +36,7 @@ LIBRARIES = ("torch", "numpy", "builtins")
 FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 NO_DATA = (type, property, staticmethod, classmethod, types.ModuleType, *FUNCTIONS)
 Undo = Callable[[], object]
+_NOTHING = object()
 
 
 class Reachable:
@@ -66,20 +70,24 @@ class Reachable:
         was, now = ({path: each.words.get(path, "nothing") for path in found} for each in (self, later))
         return [f"'{path}' ({was[path]}, then {now[path]})" for path in sorted(found, key=len)]
 
+    def unregistered(self, module: nn.Module) -> list[str]:
+        """Returns the paths of tensors in containers and other objects that are no parameter or buffer of a module."""
+        own = {id(x) for x in (*module.parameters(), *module.buffers())}
+        return [path for path, (x, _) in self._tensors.items() if "[" in path and id(x) not in own]
+
     def written(self, later: Reachable) -> list[str]:
         """Returns the paths of tensors that were replaced or written until `later`."""
+        known, found = self._tensors, later._tensors.items()
         return [
             path
-            for path, (tensor, version) in later._tensors.items()
-            if path in self._tensors
-            and (self._tensors[path][0] is not tensor or self._tensors[path][1] != version)
+            for path, (x, n) in found
+            if path in known and not (known[path][0] is x and known[path][1] == n)
         ]
 
     def _visit(self, path: str, value: object) -> None:
         if isinstance(value, PLAIN):
-            self.words[path] = (
-                f"{value!r:.60}" if len(repr(value)) < 60 else f"{value!r:.40}.. {hash(repr(value))}"
-            )
+            said = repr(value)
+            self.words[path] = said if len(said) < 60 else f"{said:.40}.. {hash(said)}"
             return
         if id(value) in self._met or isinstance(value, types.ModuleType):
             return
@@ -98,6 +106,8 @@ class Reachable:
             self._function(path, value)
         elif isinstance(value, Iterator):
             self._iterator(path, value)
+        elif isinstance(value, contextvars.ContextVar):
+            self._variable(path, value)
         else:
             self._object(path, value)
 
@@ -107,6 +117,10 @@ class Reachable:
         self.words[path] = f"{str(tensor.dtype).removeprefix('torch.')} of {list(tensor.shape)}"
         if tensor.is_inference():  # nobody can write it
             return
+        if type(tensor) in (Tensor, nn.Parameter):  # those of other kinds hold what is torch's own
+            self._undo.append(functools.partial(refill, vars(tensor), dict(vars(tensor))))
+            told = {key: x for key, x in vars(tensor).items() if key[:1] != "_" and key != "persistent"}
+            self._open += [(f"{path}.{key}", x) for key, x in told.items()]
         self._tensors[path] = tensor, tensor._version
         if tensor.layout != torch.strided:
             return
@@ -117,10 +131,10 @@ class Reachable:
 
     def _module(self, path: str, module: nn.Module) -> None:
         held = vars(module)
-        self._undo.append(functools.partial(_refill, held, dict(held)))
+        self._undo.append(functools.partial(refill, held, dict(held)))
         for key, value in held.items():
             if key in ("_parameters", "_buffers", "_modules"):
-                self._undo.append(functools.partial(_refill, value, dict(value)))
+                self._undo.append(functools.partial(refill, value, dict(value)))
                 self._open += [(f"{path}.{name}".removeprefix("."), x) for name, x in value.items()]
             elif key != "training" and (value is not None or not key.startswith("_")):
                 self._open.append((f"{path}.{key}".removeprefix("."), value))
@@ -134,9 +148,8 @@ class Reachable:
             self._undo.append(functools.partial(_set_back, base, data))
             self._open += [(f"{base.__qualname__}.{key}", x) for key, x in data.items()]
             for x in vars(base).values():
-                if isinstance(x := getattr(x, "__func__", x), types.FunctionType) and is_users(
-                    x.__code__.co_filename
-                ):
+                code = getattr(x := getattr(x, "__func__", x), "__code__", None)
+                if isinstance(x, types.FunctionType) and code is not None and is_users(code.co_filename):
                     self._open.append((f"{base.__qualname__}.{x.__name__}", x))
 
     def _numbers(self, path: str, value: Any) -> None:
@@ -158,27 +171,21 @@ class Reachable:
         self._undo += [undo] if undo else []
 
     def _container(self, path: str, value: Any) -> None:
-        entries = _entries(value)
-        self.words[path] = f"{type(value).__name__} of {len(entries)}"
+        held = entries(value)
+        self.words[path] = f"{type(value).__name__} of {len(held)}"
         if isinstance(value, dict | list | collections.deque | set):
-            kept = dict(entries) if isinstance(value, dict) else [x for _, x in entries]
-            self._undo.append(functools.partial(_refill, value, kept))
-        if len(entries) >= MOST // 100:
+            kept = dict(held) if isinstance(value, dict) else [x for _, x in held]
+            self._undo.append(functools.partial(refill, value, kept))
+        if len(held) >= MOST // 100:
             return
         if isinstance(value, set | frozenset):
-            self.words[path] += f" {hash(repr(sorted(repr(x) for _, x in entries)))}"
+            self.words[path] += f" {hash(repr(sorted(repr(x) for _, x in held)))}"
         else:
-            self._open += [(f"{path}[{key!r:.40}]", x) for key, x in entries]
+            self._open += [(f"{path}[{key!r:.40}]", x) for key, x in held]
 
-    def _function(
-        self, path: str, value: functools.partial[object] | types.MethodType | types.FunctionType
-    ) -> None:
+    def _function(self, path: str, value: Any) -> None:
         if isinstance(value, functools.partial):
-            self._open += [
-                (path, value.func),
-                (f"{path}.args", value.args),
-                (f"{path}.keywords", value.keywords),
-            ]
+            self._open += [(path, value.func), (f"{path}.args", (value.args, value.keywords))]
         elif isinstance(value, types.MethodType):
             self._open += [(path, value.__func__), (f"{path}.__self__", value.__self__)]
         else:
@@ -206,7 +213,7 @@ class Reachable:
                     self._open.append((f"{space.get('__name__', '')}.{name}", space[name]))
 
     def _iterator(self, path: str, value: Iterator[object]) -> None:
-        self.words[path] = type(value).__name__
+        self.words[path] = repr(value) if isinstance(value, itertools.count) else type(value).__name__
         if isinstance(value, types.GeneratorType):
             self.words[path] += f" at {value.gi_frame.f_lasti if value.gi_frame else 'its end'}"
             self._open.append((path, dict(value.gi_frame.f_locals) if value.gi_frame else {}))
@@ -215,22 +222,26 @@ class Reachable:
             with contextlib.suppress(OSError, ValueError):  # of a terminal, or a file that is closed
                 self.words[path] = f"a file at {value.tell()}"
             return
-        if isinstance(value, itertools.count):
-            self.words[path] = repr(value)
-            return
         if vars_of := getattr(value, "__dict__", None):
             self._open.append((path, vars_of))
         with warnings.catch_warnings(), contextlib.suppress(Exception):  # not every one tells where it is
             warnings.simplefilter("ignore", DeprecationWarning)
             self._open.append((f"{path}.state", value.__reduce__()))
 
+    def _variable(self, path: str, value: contextvars.ContextVar[object]) -> None:
+        if (
+            held := value.get(_NOTHING)
+        ) is not _NOTHING:  # one that was never set cannot be set back to nothing
+            self._undo.append(lambda: value.get(_NOTHING) is held or value.set(held))
+            self._open.append((path, held))
+
     def _object(self, path: str, value: object) -> None:
         kind = type(value)
-        if kind.__module__.partition(".")[0] in (*PASSING, *LIBRARIES[:2]):
+        if kind.__module__.partition(".")[0] in (*PASSING, *LIBRARIES[:2]) and kind is not threading.local:
             return
         held = getattr(value, "__dict__", None)
         if isinstance(held, dict):
-            self._undo.append(functools.partial(_refill, held, dict(held)))
+            self._undo.append(functools.partial(refill, held, dict(held)))
             self._open += [(f"{path}.{key}", x) for key, x in held.items()]
         for base in kind.__mro__:
             slots = vars(base).get("__slots__", ())
@@ -274,26 +285,3 @@ def _set_back(kind: type, data: Mapping[str, object]) -> None:
     for key, value in data.items():
         if vars(kind).get(key) is not value:
             setattr(kind, key, value)
-
-
-def _refill(container: Any, kept: Any) -> None:
-    """Puts back the entries of a dictionary, list, deque or set, if they are others by now."""
-    base, named = _base(container), isinstance(container, dict)
-    rows = [[x for row in _entries(each) for x in (row if named else row[1:])] for each in (container, kept)]
-    if len(rows[0]) != len(rows[1]) or any(a is not b for a, b in zip(*rows, strict=True)):
-        base.clear(container)
-        (base.extend if hasattr(base, "extend") else base.update)(container, kept)
-
-
-def _base(container: object) -> Any:
-    """Returns the class of Python's own that a container is of: methods of a subclass may do anything, as import."""
-    kinds = (collections.OrderedDict, dict, list, tuple, collections.deque, set, frozenset)
-    return next((kind for kind in kinds if isinstance(container, kind)), None)
-
-
-def _entries(container: Any) -> list[tuple[Any, Any]]:
-    """Returns keys or numbers with the values of a container; none of one that is not of Python's own."""
-    base = _base(container)
-    if isinstance(container, dict):
-        return list(base.items(container))
-    return list(enumerate(base.__iter__(container))) if base else []

@@ -1,17 +1,25 @@
-"""Says a failed export as one message: the user's own line, the module, and what to do about it."""
+"""Says a failed export as one message: the user's own line, the module, and what to do about it.
+
+Modules that cannot be captured as they stand are refused before any export: lazy or wrapped ones, overlapping
+parameters, and hooks that change gradients, for which a captured graph has no place. Hooks of forward passes are traced.
+An opaque module runs its own hooks as ever, except those of its parameters, whose place others take.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import re
 import traceback
+from collections.abc import Collection, Iterator
+from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import UninitializedParameter
 
 from planner.capture.flatten import unnamed
-from planner.capture.traced_graph import LOSS
+from planner.capture.traced_graph import LOSS, place_of
 from planner.errors import BadInput
 from planner.workload import where_raised
 
@@ -25,6 +33,10 @@ CURES: tuple[tuple[str, str], ...] = (
     (
         r"labels\.(max|min)\(\)",
         "labels as targets of the batch, and the loss of the model's outputs in loss()",
+    ),
+    (
+        r"shifted_input_ids",
+        "decoder_input_ids among the inputs, labels as targets, and the loss of the model's outputs in loss()",
     ),
     (r"past_key_value|DynamicCache|use_cache", "use_cache=False in the model's configuration"),
     (
@@ -151,12 +163,12 @@ def _no_start(parameter: torch.Tensor) -> tuple[str, str] | None:
     )
 
 
-def refused(failure: Exception, where: str) -> BadInput:
+def refused(failure: Exception, where: str, module: nn.Module) -> BadInput:
     """Returns a failed export as one message with the user's own line.
 
-    Args: `where` stands in the message where no line is known.
+    Args: where no line is known, that of the forward pass of `module` stands in the message, or else `where`.
     """
-    error = failure.__cause__ or failure
+    error, where = failure.__cause__ or failure, place_of(module, "", where)
     if isinstance(error, BadInput):
         return (
             error
@@ -165,18 +177,18 @@ def refused(failure: Exception, where: str) -> BadInput:
         )
     text = str(error)
     if "a fake tensor in the exported program constant" in text or "from fake tensor input" in text:
-        return unnamed(where_raised(error, where))
+        return unnamed(where_raised(error, getattr(failure, "unnamed", "") or where))
     first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
-    place, code = where_raised(error, where), ""
+    place, code = where_raised(error, _line_of_library(error) or where), ""
     call = re.search(
         r'The following call raised this error:\s+File "(.+?)", line (\d+), in .*\n\s*(.*)', text
     )
     if call is not None:
         place, code = f"{call[1]}:{call[2]}", f" in `{call[3].strip()}`"
     ran = [f"{frame.name} {frame.line}" for frame in traceback.extract_tb(error.__traceback__)]
-    known, module = cure("\n".join([type(error).__name__, text, *ran])), module_of(error)
-    part = "the loss" if module == LOSS else f"module '{module}'"
-    code += f" of {part}" if module else ""
+    known, path = cure("\n".join([type(error).__name__, text, *ran])), module_of(error)
+    part = "the loss" if path == LOSS else f"module '{path}'"
+    code += f" of {part}" if path else ""
     if depends_on_values(failure):
         return BadInput(
             f"what runs depends on the values of tensors{code}, which no plan can follow: {first:.160}",
@@ -184,21 +196,30 @@ def refused(failure: Exception, where: str) -> BadInput:
             allowed=known
             or "branches and shapes that only settings and the shapes of the inputs decide; or the paths of "
             "such modules, "
-            f"as opaque = ['{module or 'path.of.a.module'}'] in a module file",
+            f"as opaque = ['{path or 'path.of.a.module'}'] in a module file",
         )
     given = (
         "inputs as forward() takes them: a tuple by position, a dictionary by the names of its arguments"
         if isinstance(error, TypeError) and "forward()" in first
         else ""
     )
-    inside = f" in {part}" if module else ""
+    inside = f" in {part}" if path else ""
     whole = (
-        f"{'the loss' if module == LOSS else 'the module'} as one layer: opaque = ['{module}'] in a module file"
-        if module
+        f"{'the loss' if path == LOSS else 'the module'} as one layer: opaque = ['{path}'] in a module file"
+        if path
         else "what is named here in a module of its own, taken as one layer: opaque = ['path.of.a.module'] in a module file"
     )
     said = f"cannot be captured{inside}: {type(error).__name__}: {first:.300}"
     return BadInput(said, where=place, allowed=known or given or whole)
+
+
+def _line_of_library(error: BaseException) -> str:
+    """Returns the innermost line in the trace of an error of a library other than torch; empty where there is none."""
+    own = str(Path(torch.__file__).parent)
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if "site-packages" in frame.filename and not frame.filename.startswith(own):
+            return f"{frame.filename}:{frame.lineno}"
+    return ""
 
 
 def depends_on_values(failure: Exception) -> bool:
@@ -209,3 +230,56 @@ def depends_on_values(failure: Exception) -> bool:
     error = failure.__cause__ or failure
     words = ("data-dependent", "data dependent", "DataDependent", "Could not guard", "unbacked")
     return any(word in f"{type(error).__name__} {error}" for word in words)
+
+
+INSTEAD = "the same in an autograd.Function that forward() calls, or in the workload's optimizer"
+
+
+def refuse_hooks(module: nn.Module, where: str, opaque: Collection[str]) -> None:
+    """Refuses hooks on gradients that were registered before the capture.
+
+    Args: modules below the paths in `opaque` may have hooks of their own.
+    Raises: BadInput, which names the parameter or module.
+    """
+    for name, parameter in module.named_parameters():
+        if parameter._backward_hooks:
+            raise _refused(f"the gradient of parameter '{name}' has a hook (register_hook)", where)
+        if parameter._post_accumulate_grad_hooks:
+            hook = "register_post_accumulate_grad_hook"
+            raise _refused(f"the gradient of parameter '{name}' has a hook ({hook})", where)
+    inside = tuple(f"{path}." for path in opaque)
+    for name, part in module.named_modules():
+        if f"{name}.".startswith(inside):
+            continue
+        for kind in ("backward_hook", "backward_pre_hook"):
+            if getattr(part, f"_{kind}s"):
+                said = f"module '{name}'" if name else "the model"
+                raise _refused(f"{said} has a hook on its gradients (register_full_{kind})", where)
+
+
+@contextlib.contextmanager
+def refusing_hooks() -> Iterator[None]:
+    """Refuses hooks that are registered on tensors while it is entered.
+
+    Raises: BadInput where `forward` registers one.
+    """
+    kinds = ("register_hook", "register_post_accumulate_grad_hook")
+    originals = {kind: getattr(Tensor, kind) for kind in kinds}
+
+    def refused(kind: str) -> object:
+        def register(tensor: Tensor, hook: object) -> None:
+            raise _refused(f"forward() registers a hook on the gradient of a tensor ({kind})", "")
+
+        return register
+
+    try:
+        for kind in kinds:
+            setattr(torch.Tensor, kind, refused(kind))
+        yield
+    finally:
+        for kind, original in originals.items():
+            setattr(torch.Tensor, kind, original)
+
+
+def _refused(what: str, where: str) -> BadInput:
+    return BadInput(f"{what}, which a plan would not run", where=where, allowed=INSTEAD)

@@ -23,7 +23,7 @@ from planner.capture.beside import CARRIED, Beside, asks, too_large
 from planner.capture.captured import Captured, Loss
 from planner.capture.left_behind import Reachable
 from planner.capture.live_bytes import Across
-from planner.capture.traced_graph import call
+from planner.capture.traced_graph import call, place_of
 from planner.errors import BadInput
 from planner.workload import Workload, where_raised
 
@@ -140,14 +140,14 @@ class _Watched:
             )
             raise BadInput(
                 f"forward() {said}, which a plan would not carry",
-                where=crossing.line or self.where,
+                where=crossing.line or place_of(self.module, known, self.where),
                 allowed=CARRIED,
             )
         if self.before is not None and (changes := self.before.changes(after)):
             said = f"forward() changes {', '.join(changes[:3])}"
             raise BadInput(
                 f"{said}, which a plan would hold at what it is at the capture",
-                where=self.where,
+                where=place_of(self.module, changes[0].split("'")[1], self.where),
                 allowed=CARRIED,
             )
         self.before = after
@@ -185,7 +185,7 @@ def _refuse_left_to_evaluation(watched: _Watched, given: Pair) -> None:
         what = f"'{known}'" if known else "a tensor"
         raise BadInput(
             f"in evaluation mode forward() reads what training has left in {what}, which a plan would not carry",
-            where=crossing.line or watched.where,
+            where=crossing.line or place_of(watched.module, known, watched.where),
             allowed=CARRIED,
         )
 
@@ -226,7 +226,8 @@ def _own_step(watched: _Watched, given: Pair, step: int) -> list[Tensor]:
         said = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]:.200}"
         if not step:
             raise _Unrun(f"its own first step fails here ({said})") from error
-        place, ways = where_raised(error, watched.where), "'.detach()' of what one step leaves to the next"
+        begin = place_of(watched.module, "", watched.where)
+        place, ways = where_raised(error, begin), "'.detach()' of what one step leaves to the next"
         raise BadInput(
             f"the module's own training fails in step {step + 1}: {said}", where=place, allowed=ways
         ) from error
@@ -267,9 +268,10 @@ def _on_fake_tensors(
         if "watched" in locals():
             watched.start.undo()
     if operations[0] != operations[-1]:
-        changed = ", ".join(watched.start.changes(after)[:3]) or "something"
-        said = f"forward() changes {changed}, and computes something else from then on"
-        raise BadInput(said, where=where, allowed=CARRIED)
+        changed = ", ".join(watched.start.changes(after)[:3])
+        said = f"forward() changes {changed or 'something'}, and computes something else from then on"
+        first = changed.split("'")[1] if changed else ""
+        raise BadInput(said, where=place_of(module, first, where), allowed=CARRIED)
     asking = asks(module)
     return f"the module ran on fake tensors only, so that no values were compared: {large}" + (
         f"; {asking} asks whether it is traced" if asking else ""

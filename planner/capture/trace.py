@@ -10,7 +10,7 @@ import contextlib
 import io
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -23,8 +23,9 @@ from planner.capture.fake_run import forgetting
 from planner.capture.flatten import flatten
 from planner.capture.left_behind import Reachable
 from planner.capture.opaque import Opaque
+from planner.capture.refusals import refusing_hooks
 from planner.capture.state_use import assigned_tensors, held_tensors
-from planner.capture.traced_graph import CannotTrace, Traced, call
+from planner.capture.traced_graph import CannotTrace, Traced, call, place_of
 from planner.capture.untraceable import (
     Attributes,
     assign,
@@ -32,7 +33,6 @@ from planner.capture.untraceable import (
     plain_attributes,
     refuse_changes,
     refusing_draws,
-    refusing_hooks,
     same_graph,
     watching_switches,
 )
@@ -66,6 +66,7 @@ class _Attributes:
     after: Attributes
     assigned: dict[str, bool]  # whether the value that a buffer or attribute was assigned has a gradient
     sizes: list[torch.SymInt]  # of the batch, where they are symbols
+    reads: Sequence[str] = ()  # lines that read '.data'
 
 
 class _Whole(nn.Module):
@@ -76,7 +77,7 @@ class _Whole(nn.Module):
         self.seen = _Attributes()
 
     def forward(self, inputs: object, targets: object) -> object:
-        with watching_switches(self.model), refusing_draws(self.model):
+        with watching_switches(self.model) as self.seen.reads, refusing_draws(self.model):
             self.seen.sizes = symbols(inputs, targets)
             self.seen.before, held = plain_attributes(self.model), held_tensors(self.model)
             outputs = call(self.model, inputs)
@@ -116,7 +117,7 @@ def trace(
         finally:
             assign(module, seen.before, changes)
         moving = changed(seen_again.before, seen_again.after)
-        refuse_changes(moving or ([] if same_graph(traced, again) else changes), type(module).__name__)
+        refuse_changes(moving or ([] if same_graph(traced, again) else changes), module)
     return traced
 
 
@@ -146,7 +147,9 @@ def _trace(
     except Exception as error:  # the user's module ran in there: it may raise anything
         narrow = "Constraints violated" in str(error)
         sizes = whole.seen.sizes if narrow else ()
-        raise CannotTrace(sizes, fixed_at(sizes, fixed)) from error
+        loose = kept.unregistered(module)
+        unnamed = next(iter(whole.seen.reads), "") or (place_of(module, loose[0], "") if loose else "")
+        raise CannotTrace(sizes, fixed_at(sizes, fixed), unnamed) from error
     finally:
         kept.undo()
     _tell(given)

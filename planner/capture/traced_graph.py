@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import hashlib
 import re
+import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,12 +61,13 @@ class CannotTrace(Exception):
     """The user's module, or its export, raised what is the cause of this.
 
     `sizes` are the sizes of the batch as symbols, where the export holds for a smaller range of them than was asked;
-    `fixed` says which line has made a number of one of them, where one has.
+    `fixed` says which line has made a number of one of them, where one has. `unnamed` is the line that uses a tensor
+    which is no parameter or buffer, where there is one.
     """
 
-    def __init__(self, sizes: Sequence[torch.SymInt] = (), fixed: str = "") -> None:
+    def __init__(self, sizes: Sequence[torch.SymInt] = (), fixed: str = "", unnamed: str = "") -> None:
         super().__init__()
-        self.sizes, self.fixed = sizes, fixed
+        self.sizes, self.fixed, self.unnamed = sizes, fixed, unnamed
 
 
 def call(module: nn.Module, inputs: object) -> object:
@@ -184,16 +186,64 @@ def parts_of(module: nn.Module, loss: object) -> dict[str, nn.Module]:
     return named | ({LOSS: loss} if isinstance(loss, WholeLoss) else {})
 
 
-def line_that_names(module: nn.Module, word: str) -> str:
-    """Returns the first line in the user's code of a module or its parts that names something; empty where none does."""
-    for kind in dict.fromkeys(type(part) for part in module.modules()):
-        for function in vars(kind).values():
-            code = getattr(function, "__code__", None)
-            if code is not None and is_users(code.co_filename):
-                for each in dis.get_instructions(code):
-                    named = each.argval == word and each.opname.startswith(
-                        ("LOAD_GLOBAL", "LOAD_ATTR", "LOAD_METHOD")
-                    )
-                    if named and each.positions is not None and each.positions.lineno:
-                        return f"{code.co_filename}:{each.positions.lineno}"
+def line_that_names(module: nn.Module, *words: str) -> str:
+    """Returns the first line of the user's in what a module and its parts run that names something.
+
+    Args: of several `words` the first counts that any line names.
+    Returns: "file:line"; empty where no line names any of them.
+    """
+    codes = list(_codes(module))
+    for word in words:
+        for code in codes:
+            for each in dis.get_instructions(code):
+                named = each.argval == word and each.opname.startswith(_NAMING)
+                if named and each.positions is not None and each.positions.lineno:
+                    return f"{code.co_filename}:{each.positions.lineno}"
     return ""
+
+
+_NAMING = (
+    "LOAD_GLOBAL",
+    "LOAD_ATTR",
+    "LOAD_METHOD",
+    "LOAD_DEREF",
+    "STORE_ATTR",
+    "STORE_GLOBAL",
+    "STORE_DEREF",
+)
+
+
+def _codes(module: nn.Module) -> Iterator[types.CodeType]:
+    """Yields the user's own code that a module and its parts may run: methods, functions they hold, and hooks."""
+    held = [x for part in module.modules() for x in vars(part).values()]
+    hooks = [
+        x
+        for part in module.modules()
+        for x in (*part._forward_hooks.values(), *part._forward_pre_hooks.values())
+    ]
+    kinds = dict.fromkeys(base for part in module.modules() for base in type(part).__mro__)
+    methods = [x for kind in kinds for name, x in vars(kind).items() if name != "__init__"]
+    for function in (*methods, *held, *hooks):
+        code = getattr(function, "__code__", None)
+        if isinstance(code, types.CodeType) and is_users(code.co_filename):
+            yield code
+            yield from (part for part in code.co_consts if isinstance(part, types.CodeType))
+
+
+def place_of(module: nn.Module, path: str, fallback: str) -> str:
+    """Returns the user's line that names what lies under a path, or else where the forward pass begins.
+
+    Args: `path` is as `left_behind` lists it, such as "encoder.rows[1]"; an empty one asks for the forward pass.
+    Returns: "file:line"; `fallback` where all code is somebody else's.
+    """
+    names, owner = re.sub(r"\[.*?\](?=[.\[]|$)", "", path).split("."), module
+    while names and names[0] in owner._modules and (below := owner._modules[names[0]]) is not None:
+        owner, names = below, names[1:]
+    found = line_that_names(owner, *names[:1]) or line_that_names(module, *reversed(names))
+    return found or next(filter(None, map(_forward_of, (owner, *module.modules()))), fallback)
+
+
+def _forward_of(module: nn.Module) -> str:
+    code = getattr(type(module).forward, "__code__", None)
+    users = isinstance(code, types.CodeType) and is_users(code.co_filename)
+    return f"{code.co_filename}:{code.co_firstlineno}" if users else ""  # type: ignore[union-attr]

@@ -1,22 +1,21 @@
-"""Refuses what a forward pass does and a graph would not know: switched gradients, changed attributes, drawn numbers.
-
-Hooks that change gradients are refused, too: a captured graph has no place for them. Those of forward passes are traced.
-An opaque module runs its own hooks as ever, except those of its parameters, whose place others take.
-"""
+"""Refuses what a forward pass does and a graph would not know: switched gradients, changed attributes, drawn numbers."""
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
 import random
-from collections.abc import Collection, Iterator
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
-from planner.capture.traced_graph import Traced, line_that_names
+from planner.capture.traced_graph import Traced, line_that_names, place_of
 from planner.errors import BadInput
 
 MISSING = "missing"
@@ -25,19 +24,26 @@ OFF = "detach() what the frozen part takes from it, or requires_grad_(False) onc
 
 
 @contextlib.contextmanager
-def watching_switches(module: nn.Module) -> Iterator[None]:
+def watching_switches(module: nn.Module) -> Iterator[list[str]]:
     """Watches the user's own code for switches of gradients that no trace sees, while it is entered.
 
+    Yields: a list that gets the lines, of the user's or of a library's, that read '.data'.
     Raises: BadInput where `requires_grad` is turned off; `inference_mode` is traced as `no_grad`.
     """
-    with _refusing_off(module), _assigned_data(module), _inference_as_no_grad():
-        yield
+    with _refusing_off(module), _watched_data(module) as reads, _inference_as_no_grad():
+        yield reads
 
 
 @contextlib.contextmanager
-def _assigned_data(module: nn.Module) -> Iterator[None]:
+def _watched_data(module: nn.Module) -> Iterator[list[str]]:
     """Takes `buffer.data = x`, which no trace sees, for `module.buffer = x`; the data of others is refused."""
-    plain = Tensor.data
+    plain, reads = Tensor.data, list[str]()
+
+    def read(tensor: Tensor) -> Tensor:
+        caller = sys._getframe(1)
+        if not caller.f_code.co_filename.startswith((str(Path(torch.__file__).parent), "<")):
+            reads.append(f"{caller.f_code.co_filename}:{caller.f_lineno}")
+        return plain.__get__(tensor)  # type: ignore[attr-defined, no-any-return]
 
     def assigned(tensor: Tensor, value: Tensor) -> None:
         holders = [
@@ -53,8 +59,8 @@ def _assigned_data(module: nn.Module) -> Iterator[None]:
             buffers[key] = value
 
     try:
-        setattr(Tensor, "data", property(plain.__get__, assigned))  # type: ignore[attr-defined]  # noqa: B010
-        yield
+        setattr(Tensor, "data", property(read, assigned))  # noqa: B010
+        yield reads
     finally:
         del Tensor.data  # what is inherited is there again
 
@@ -155,7 +161,7 @@ def assign(module: nn.Module, values: Attributes, keys: list[tuple[str, str]]) -
             parts[path].__dict__.pop(key, None)
 
 
-def refuse_changes(changes: list[tuple[str, str]], where: str) -> None:
+def refuse_changes(changes: list[tuple[str, str]], module: nn.Module) -> None:
     """Refuses a module whose forward pass goes on changing plain attributes.
 
     Args: `changes` are the keys of these attributes; an empty list is well.
@@ -165,7 +171,7 @@ def refuse_changes(changes: list[tuple[str, str]], where: str) -> None:
         names = ", ".join(f"'{path}.{key}'".replace("'.", "'") for path, key in changes[:3])
         raise BadInput(
             f"forward() changes {names}, which a plan would hold at what it is at the capture",
-            where=where,
+            where=place_of(module, ".".join(filter(None, changes[0])), type(module).__name__),
             allowed="a tensor, by register_buffer, for what one step leaves to the next",
         )
 
@@ -247,54 +253,27 @@ def _drawn() -> dict[str, object]:
     }
 
 
-INSTEAD = "the same in an autograd.Function that forward() calls, or in the workload's optimizer"
+def refill(container: Any, kept: Any) -> None:
+    """Puts back the entries of a dictionary, list, deque or set, if they are others by now.
 
-
-def refuse_hooks(module: nn.Module, where: str, opaque: Collection[str]) -> None:
-    """Refuses hooks on gradients that were registered before the capture.
-
-    Args: modules below the paths in `opaque` may have hooks of their own.
-    Raises: BadInput, which names the parameter or module.
+    Args: `kept` is a dictionary or list of the entries that `container` had.
     """
-    for name, parameter in module.named_parameters():
-        if parameter._backward_hooks:
-            raise _refused(f"the gradient of parameter '{name}' has a hook (register_hook)", where)
-        if parameter._post_accumulate_grad_hooks:
-            hook = "register_post_accumulate_grad_hook"
-            raise _refused(f"the gradient of parameter '{name}' has a hook ({hook})", where)
-    inside = tuple(f"{path}." for path in opaque)
-    for name, part in module.named_modules():
-        if f"{name}.".startswith(inside):
-            continue
-        for kind in ("backward_hook", "backward_pre_hook"):
-            if getattr(part, f"_{kind}s"):
-                said = f"module '{name}'" if name else "the model"
-                raise _refused(f"{said} has a hook on its gradients (register_full_{kind})", where)
+    base, named = _base(container), isinstance(container, dict)
+    rows = [[x for row in entries(each) for x in (row if named else row[1:])] for each in (container, kept)]
+    if len(rows[0]) != len(rows[1]) or any(a is not b for a, b in zip(*rows, strict=True)):
+        base.clear(container)
+        (base.extend if hasattr(base, "extend") else base.update)(container, kept)
 
 
-@contextlib.contextmanager
-def refusing_hooks() -> Iterator[None]:
-    """Refuses hooks that are registered on tensors while it is entered.
-
-    Raises: BadInput where `forward` registers one.
-    """
-    kinds = ("register_hook", "register_post_accumulate_grad_hook")
-    originals = {kind: getattr(Tensor, kind) for kind in kinds}
-
-    def refused(kind: str) -> object:
-        def register(tensor: Tensor, hook: object) -> None:
-            raise _refused(f"forward() registers a hook on the gradient of a tensor ({kind})", "")
-
-        return register
-
-    try:
-        for kind in kinds:
-            setattr(torch.Tensor, kind, refused(kind))
-        yield
-    finally:
-        for kind, original in originals.items():
-            setattr(torch.Tensor, kind, original)
+def _base(container: object) -> Any:
+    """Returns the class of Python's own that a container is of: methods of a subclass may do anything, as import."""
+    kinds = (collections.OrderedDict, dict, list, tuple, collections.deque, set, frozenset)
+    return next((kind for kind in kinds if isinstance(container, kind)), None)
 
 
-def _refused(what: str, where: str) -> BadInput:
-    return BadInput(f"{what}, which a plan would not run", where=where, allowed=INSTEAD)
+def entries(container: Any) -> list[tuple[Any, Any]]:
+    """Returns keys or numbers with the values of a container; none of one that is not of Python's own."""
+    base = _base(container)
+    if isinstance(container, dict):
+        return list(base.items(container))
+    return list(enumerate(base.__iter__(container))) if base else []

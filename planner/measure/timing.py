@@ -22,7 +22,7 @@ from torch.utils.data import IterableDataset
 from planner.arrays import NS_PER_S
 from planner.measure.passes import Apart, Specimen, forget_gradients, gradients_of, roots_of, whole_backward
 from planner.profile import SampleCost, Seconds
-from planner.workload import Workload
+from planner.workload import Workload, has_raw
 
 T = TypeVar("T")
 
@@ -270,7 +270,7 @@ def sample_cost(workload: Workload) -> SampleCost | None:
     data: Any = workload.dataset()
     if data is None or getattr(data, "regions", False) is True:
         return None
-    cold, warm, samples = list[float](), list[float](), list[object]()
+    cold, warm, finish, samples = list[float](), list[float](), list[float](), list[object]()
     every = iter(data) if isinstance(data, IterableDataset) else None
     clock, begun = CpuClock(), time.monotonic()
     for index in range(0, len(data), max(1, len(data) // MOST_SAMPLES))[:MOST_SAMPLES]:
@@ -278,6 +278,8 @@ def sample_cost(workload: Workload) -> SampleCost | None:
         took_s, sample = clock.time(read)
         cold.append(took_s)
         warm.append(took_s if every is not None else clock.time(read)[0])
+        if has_raw(data):
+            finish.append(clock.time(partial(data.finish, data.raw(index)))[0])
         samples.append(sample)
         if time.monotonic() - begun > SAMPLES_S:
             break
@@ -285,8 +287,9 @@ def sample_cost(workload: Workload) -> SampleCost | None:
     collate_s, batch = min(took_s for took_s, _ in joined), joined[0][1]
     leaves = [x for x in pytree.tree_leaves(batch) if isinstance(x, Tensor)]
     return SampleCost(
-        cold_s=statistics.median(cold[1:] or cold),
-        warm_s=statistics.median(warm[1:] or warm),
+        cold_s=statistics.fmean(cold[1:] or cold),
+        warm_s=statistics.fmean(warm[1:] or warm),
         collate_s=collate_s / len(samples),
         sample_bytes=sum(x.nbytes for x in leaves) // len(samples),
+        finish_s=statistics.fmean(finish[1:] or finish) if finish else 0.0,
     )

@@ -96,7 +96,8 @@ def plan_of(space: Instance, posed: CutProblem, answer: Answer, certificate: Cer
 def _reading(found: SampleCost | None) -> SampleReading | None:
     if found is None:
         return None
-    return SampleReading(sample_ns=round(found.seconds * NS_PER_S), sample_bytes=found.sample_bytes)
+    whole, stored = (round((each + found.collate_s) * NS_PER_S) for each in (found.cold_s, found.finish_s))
+    return SampleReading(sample_ns=whole, finish_ns=stored, sample_bytes=found.sample_bytes)
 
 
 def _kept(entries: KeptEntries) -> KeptWeights | None:

@@ -73,6 +73,7 @@ if TYPE_CHECKING:
         shortened,
         stage_rows,
         times_of,
+        with_store,
         world_size,
     )
     from planner.plan.kept_weights import halved_weights, held_in_half, kept_of, with_halved
@@ -165,6 +166,7 @@ __all__ = [
     "wishes_in",
     "wishes_of",
     "with_halved",
+    "with_store",
     "world_size",
 ]
 
@@ -179,6 +181,7 @@ __getattr__ = later(
             "readers",
             "reading_ns",
             "shared_from",
+            "with_store",
             "layers_of",
             "refused",
             "schedule_of",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import ceil
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from planner import cluster as clusters
 from planner.cluster import Cluster
@@ -249,11 +249,17 @@ def shared_from(stage: StagePlan) -> str:
 def reading_ns(plan: Plan) -> int:
     """Returns what one reader takes for the samples of a step that a rank needs, in nanoseconds.
 
-    Args: `plan` has no `data` where that is not known, which gives 0, as a store in memory does.
+    Args: `plan` has no `data` where that is not known, which gives 0. From a store, samples are finished and joined.
     """
-    if plan.data is None or plan.data.store != "none":
-        return 0
-    return max(plan.batch.shares or (plan.batch.micros,)) * plan.batch.micro * plan.data.sample_ns
+    each_ns = plan.data.each_ns if plan.data is not None else 0
+    return max(plan.batch.shares or (plan.batch.micros,)) * plan.batch.micro * each_ns
+
+
+def with_store(plan: Plan, store: Literal["none", "ram"]) -> Plan:
+    """Returns a plan as a run trains by it whose samples are in `store`, whatever the plan asked for."""
+    if plan.data is None:
+        return plan
+    return plan.model_copy(update={"data": plan.data.model_copy(update={"store": store})})
 
 
 def awaited_ns(plan: Plan, workers: int) -> int:

@@ -195,10 +195,18 @@ class SampleReading(Part):
     """The cost of reading samples, and the place where they are kept."""
 
     sample_ns: Natural = Field(default=0, description="of one reader, for one sample; 0: not measured")
+    finish_ns: Natural = Field(
+        default=0, description="of these, where a store keeps samples as they are read"
+    )
     sample_bytes: Natural = Field(default=0, description="of one sample as tensors")
     store: Literal["none", "ram"] = Field(
         default="none", description="ram: the nodes keep the samples in memory"
     )
+
+    @property
+    def each_ns(self) -> int:
+        """Returns what one reader takes for a sample out of where samples are."""
+        return self.sample_ns if self.store == "none" else self.finish_ns
 
 
 class Place(Part):

@@ -160,13 +160,11 @@ class SampleCost:
 
     cold_s: float  # read for the first time
     warm_s: float  # read again
-    collate_s: float  # joined to a batch
+    collate_s: float  # joined to a batch; a sample that was not read before then takes cold_s + collate_s
     sample_bytes: int
-
-    @property
-    def seconds(self) -> float:
-        """Returns the seconds until a sample that was not read before is part of a batch."""
-        return self.cold_s + self.collate_s
+    finish_s: float = (
+        0.0  # of warm_s, in finish(raw): what is left to do where raw samples are kept in memory
+    )
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

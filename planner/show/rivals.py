@@ -234,7 +234,7 @@ def reading_text(plan: Plan) -> str:
     step_ns, read_ns = plan.prediction.step_ns, reading_ns(plan)
     if plan.data is None or read_ns <= UNSEEN * step_ns:
         return ""
-    each = f"{format_duration(plan.data.sample_ns)} a sample, {format_duration(read_ns)} a step and rank"
+    each = f"{format_duration(plan.data.each_ns)} a sample, {format_duration(read_ns)} a step and rank"
     hidden = plural(readers(plan, MOST_READERS), "reader")
     return (
         f"Reading samples takes {each}. A rank that reads alone has steps of {format_duration(awaited_ns(plan, 0))}; "

@@ -51,13 +51,17 @@ class ColourTree:
         first = self._label(rank) * self.colours + 1
         return tuple(self._rank(v) for v in range(first, min(first + self.colours, self.places)))
 
-    @cached_property
-    def depth(self) -> int:
-        """Returns the number of links between the root and the farthest rank."""
-        label, found = self.places - 1, 0
+    def level(self, rank: int) -> int:
+        """Returns the number of links between the root and a rank."""
+        label, found = self._label(rank), 0
         while label:
             label, found = (label - 1) // self.colours, found + 1
         return found
+
+    @cached_property
+    def depth(self) -> int:
+        """Returns the number of links between the root and the farthest rank."""
+        return self.level(self._rank(self.places - 1))
 
     def links(self) -> set[tuple[int, int]]:
         """Returns the directed links on which ranks send to their parents; answers take them the other way."""

@@ -26,7 +26,7 @@ from planner.workload.optimizers import (
 )
 from planner.workload.served import SOCKET, flat
 from planner.workload.user_file import MODELS, is_users, outside, parse_settings, where_raised
-from planner.workload.workload import Workload, arguments_of, evaluable, load
+from planner.workload.workload import Workload, arguments_of, evaluable, has_raw, load
 
 __all__ = [
     "CALLBACKS",
@@ -44,6 +44,7 @@ __all__ = [
     "check_optimizer",
     "evaluable",
     "flat",
+    "has_raw",
     "is_users",
     "joint_optimizer",
     "load",

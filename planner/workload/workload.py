@@ -211,6 +211,11 @@ def evaluable(data: object, where: str) -> object:
     return data
 
 
+def has_raw(data: object) -> bool:
+    """Returns whether a dataset reads a sample in two halves: `raw(index)` draws nothing, `finish(raw)` may draw."""
+    return callable(getattr(data, "raw", None)) and callable(getattr(data, "finish", None))
+
+
 def load(name: str, settings: Mapping[str, str] | None = None) -> Workload:
     """Finds and imports a workload.
 

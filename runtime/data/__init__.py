@@ -8,7 +8,7 @@ Start at `batches.py`; `regions.py` is for datasets that read a part of a sample
 from runtime.data.batches import Batches, Wanted
 from runtime.data.live import live_workload
 from runtime.data.regions import Feed, Region, Rows
-from runtime.data.stream import ByPosition, Pass, Stream, has_raw, raw_of, seeded
+from runtime.data.stream import ByPosition, Pass, Stream, raw_of, seeded
 
 __all__ = [
     "Batches",
@@ -19,7 +19,6 @@ __all__ = [
     "Rows",
     "Stream",
     "Wanted",
-    "has_raw",
     "live_workload",
     "raw_of",
     "seeded",

@@ -20,7 +20,18 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from planner.errors import BadInput, ShardwrightError
 from planner.model import ModelGraph
 from planner.workload import Workload, where_raised
-from runtime.data.regions import Needed, Region, Rows, check_shapes, part_of, settled
+from runtime.data.regions import (
+    ByValue,
+    Needed,
+    Region,
+    Rows,
+    check_shapes,
+    listed,
+    odd_one,
+    part_of,
+    received,
+    settled,
+)
 from runtime.data.stream import (
     ByPosition,
     Flowing,
@@ -94,43 +105,27 @@ class Joined:
     """The collation of samples to a batch, with their numbers; it may draw, too, under the first sample's seed."""
 
     collate: Callable[[list[Sample]], Pair]
+    by_value: bool = False  # small tensors, to another process
 
     def __call__(self, read: list[Read]) -> tuple[list[int], Pair]:
-        numbers = [each.number for each in read]
+        numbers, samples = [each.number for each in read], [each.sample for each in read]
         reseed(read[0].seed)
         try:
-            return numbers, self.collate([each.sample for each in read])
+            pair = self.collate(samples)
         except Exception as error:  # the user's own, or that of torch
             what = error.what if isinstance(error, BadInput) else f"{type(error).__name__}: {error}"
             place = error.where if isinstance(error, BadInput) else _place(error, "collate()")
             raise BadInput(
-                f"samples {listed(numbers)} do not make a batch: {what}{_odd(read)}", where=place
+                f"samples {listed(numbers)} do not make a batch: {what}{odd_one(numbers, samples)}",
+                where=place,
             ) from error
-
-
-def _odd(read: Sequence[Read]) -> str:
-    """Returns words for the first sample that is not like the one before; empty where all are alike."""
-    kinds = [[_kind(leaf) for leaf in pytree.tree_leaves(each.sample)] for each in read]
-    for each, kind, last in zip(read[1:], kinds[1:], kinds, strict=False):
-        if kind != last:
-            return f"; sample {each.number} is {', '.join(kind)}, the one before {', '.join(last)}"
-    return ""
+        return numbers, pytree.tree_map_only(Tensor, ByValue.of, pair) if self.by_value else pair
 
 
 def _place(error: BaseException, function: str) -> str:
     """Returns the user's own line where an error was raised, or else the function that was called."""
     found = where_raised(error, function)
     return function if found.startswith(__file__) else found
-
-
-def _kind(leaf: object) -> str:
-    if not isinstance(leaf, Tensor):
-        return type(leaf).__name__
-    return f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}"
-
-
-def listed(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
 
 
 class Batches:
@@ -245,16 +240,17 @@ class Batches:
 
     def _loader(
         self, data: Drawn, indices: Iterable[list[tuple[int, int]]], workers: int
-    ) -> DataLoader[Sample]:
-        return DataLoader(
+    ) -> Iterator[tuple[list[int], Pair]]:
+        loader: DataLoader[Sample] = DataLoader(
             data,
             batch_sampler=indices,
-            collate_fn=Joined(self._collate),
+            collate_fn=Joined(self._collate, by_value=workers > 0 and not self._pinned),
             num_workers=workers,
             pin_memory=self._pinned,
             prefetch_factor=4 if workers else None,
             generator=torch.Generator(),  # leaves the global one alone
         )
+        return map(received, loader)
 
     def _settled(self, indices: list[tuple[int, int]], graph: ModelGraph, micro: int) -> Drawn:
         """Returns the samples as they are read here: by the region where all that comes so can be used,
@@ -295,5 +291,5 @@ class Batches:
         while True:
             for number in wanted.micros:
                 start = sample + (wanted.first + number) * wanted.micro
-                yield [(at, self.stream.index(at)) for at in range(start, start + wanted.micro)]
+                yield self.stream.span(start, start + wanted.micro)
             sample += wanted.step_samples

@@ -7,6 +7,8 @@ samples are read and cut here. So which rank needs what stays out of the dataset
 Before the first step the first micro-batch is read both ways and compared. A dataset may read other rows than
 it was asked for, or draw noise of the shape of the part. It then trains on something else, and no shape
 tells.
+
+Readers hand over the small tensors of a batch by value.
 """
 
 from __future__ import annotations
@@ -14,9 +16,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from planner.errors import BadInput
 from planner.model import ModelGraph
@@ -26,6 +32,7 @@ Region = tuple[tuple[int, int], ...]  # first row and end along every spatial di
 Read = Callable[[], dict[str, Tensor]]
 
 COMPARED_BYTES = 256 << 20  # a first micro-batch of more bytes, whole, is not read only to compare it
+SMALL_BYTES = 2**18  # of a tensor: readers hand over larger ones in shared memory
 ROUNDINGS = 16  # of the largest number, that a part may be away from the same part of the whole
 
 
@@ -201,3 +208,57 @@ def shown(region: Region) -> str:
     Args: `region` has first row and end along each spatial dimension.
     """
     return "[" + ", ".join(f"{first}:{end}" for first, end in region) + "]"
+
+
+class ByValue(NamedTuple):
+    """A small tensor on its way from a reader to its rank. Shared memory takes longer to open than this to copy."""
+
+    numbers: NDArray[np.uint8]
+    dtype: torch.dtype
+    shape: torch.Size
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Tensor | ByValue:
+        """Returns a tensor as it is handed over: as it stands where it is large, or not plain numbers."""
+        odd = type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor.requires_grad
+        if odd or tensor.nbytes > SMALL_BYTES or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
+            return tensor
+        flat = tensor.contiguous().view(-1).view(torch.uint8)
+        return cls(flat.numpy(), tensor.dtype, tensor.shape)
+
+    def tensor(self) -> Tensor:
+        return torch.from_numpy(self.numbers).view(self.dtype).view(self.shape)
+
+
+def received(batch: tuple[list[int], tuple[object, object]]) -> tuple[list[int], tuple[object, object]]:
+    """Returns a batch of a reader with all of its tensors.
+
+    Args: `batch` has the numbers of its samples first.
+    """
+    return batch[0], pytree.tree_map(
+        lambda x: x.tensor() if isinstance(x, ByValue) else x,
+        batch[1],
+        is_leaf=lambda x: isinstance(x, ByValue),
+    )
+
+
+def odd_one(numbers: Sequence[int], samples: Sequence[object]) -> str:
+    """Returns words for the first sample that is not like the one before; empty where all are alike.
+
+    Args: `numbers` are those of the `samples`.
+    """
+    kinds = [[_kind(leaf) for leaf in pytree.tree_leaves(each)] for each in samples]
+    for number, kind, last in zip(numbers[1:], kinds[1:], kinds, strict=False):
+        if kind != last:
+            return f"; sample {number} is {', '.join(kind)}, the one before {', '.join(last)}"
+    return ""
+
+
+def _kind(leaf: object) -> str:
+    if not isinstance(leaf, Tensor):
+        return type(leaf).__name__
+    return f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}"
+
+
+def listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")

@@ -7,7 +7,7 @@ under every plan, and where a run stands is one number.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -19,9 +19,10 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset
 
+from planner.arrays import IntArray
 from planner.capture import growing_dim
 from planner.errors import BadInput
-from planner.workload import Workload
+from planner.workload import Workload, has_raw
 
 Sampler = Callable[[int, int], object]  # seed, epoch -> indices
 
@@ -35,7 +36,7 @@ class Stream:
     sampler: Sampler | None = None
     dropped_by: int = 1  # an epoch ends with the last whole multiple of it
     in_order: bool = False  # every epoch is 0, 1, 2, ...
-    _epochs: dict[int, Sequence[int]] = field(default_factory=dict, repr=False)
+    _epochs: dict[int, IntArray] = field(default_factory=dict, repr=False)
     _asked: int = 0  # indices that the sampler gives an epoch
 
     @property
@@ -56,22 +57,32 @@ class Stream:
             )
         return found
 
-    def index(self, position: int) -> int:
-        """Returns the index of the sample at a position of the stream."""
+    def span(self, first: int, end: int) -> list[tuple[int, int]]:
+        """Returns some positions, the last one excluded, each with the index of its sample."""
+        positions = np.arange(first, end)
+        return list(zip(positions.tolist(), self.indices(positions).tolist(), strict=True))
+
+    def indices(self, positions: IntArray) -> IntArray:
+        """Returns the index of the sample at each of some positions of the stream."""
         if self.length is None:
-            return position
-        epoch, place = divmod(position, self.epoch_samples)
+            return positions
+        epochs, places = np.divmod(positions, self.epoch_samples)
         if self.in_order:
-            return place
+            return np.asarray(places)
+        found = np.empty_like(places)
+        for epoch in np.unique(epochs).tolist():
+            here = epochs == epoch
+            found[here] = self._order(epoch)[places[here]]
+        return found
+
+    def _order(self, epoch: int) -> IntArray:
+        """Returns the indices of an epoch in its order."""
+        assert self.length is not None
         if self.sampler is None:
-            return int(permutation(self.seed, epoch, self.length)[place])
-        return int(self._sampled(epoch)[place])
+            return permutation(self.seed, epoch, self.length).numpy()
+        return self._sampled(epoch)
 
-    def span(self, first: int, end: int) -> list[int]:
-        """Returns the indices of the samples at some positions, the last one excluded."""
-        return [self.index(position) for position in range(first, end)]
-
-    def _sampled(self, epoch: int) -> Sequence[int]:
+    def _sampled(self, epoch: int) -> IntArray:
         """Returns the indices that the user's sampler gives for an epoch; the last two are kept."""
         if epoch not in self._epochs:
             assert self.sampler is not None and self.length is not None
@@ -87,8 +98,8 @@ class Stream:
         return self._epochs[epoch]
 
 
-def _indices(made: object, length: int) -> Sequence[int]:
-    """Returns what a sampler gave as a list of indices of the dataset."""
+def _indices(made: object, length: int) -> IntArray:
+    """Returns what a sampler gave as indices of the dataset."""
     listed = made.tolist() if isinstance(made, Tensor | np.ndarray) else made
     try:
         found = [int(x) for x in cast(Iterable[Any], listed)]
@@ -101,7 +112,7 @@ def _indices(made: object, length: int) -> Sequence[int]:
     wrong = next((x for x in found if not 0 <= x < length), None)
     if wrong is not None:
         raise BadInput(f"gives index {wrong}", where="sampler()", allowed=f"0 to {length - 1}")
-    return found
+    return np.array(found)
 
 
 def stream_of(workload: Workload, data: object | None, seed: int, dropped_by: int) -> Stream:
@@ -127,11 +138,6 @@ def length_of(data: object, where: str, role: str) -> int:
     if not (length := len(data)):  # type: ignore[arg-type]
         raise BadInput(f"{role} has no samples", where=where)
     return length
-
-
-def has_raw(data: object) -> bool:
-    """Returns whether a dataset reads a sample in two halves: `raw(index)` draws nothing, `finish(raw)` may draw."""
-    return callable(getattr(data, "raw", None)) and callable(getattr(data, "finish", None))
 
 
 def raw_of(data: Any, index: int) -> object:

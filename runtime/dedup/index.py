@@ -21,8 +21,8 @@ from torch.utils.data import IterableDataset
 from planner.arrays import IntArray
 from planner.errors import BadInput
 from planner.files import open_regular, write_whole
-from planner.workload import Workload
-from runtime.data import has_raw, raw_of
+from planner.workload import Workload, has_raw
+from runtime.data import raw_of
 
 ROW = np.dtype([("index", "<i8"), ("content", "<u8")])
 COMPARED = 16  # samples of a dataset that an index file is compared with

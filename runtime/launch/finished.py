@@ -8,7 +8,7 @@ from pathlib import Path
 from planner import plan as plans
 from planner.calibrate import Observation
 from planner.errors import BadInput, BadPlan
-from planner.plan import Plan
+from planner.plan import Plan, with_store
 from planner.simulate import RunRecord, simulate_in_stride
 from planner.terminal import columns
 from planner.timeline import WARM_UP_STEPS, Comparison, Timeline, compare, in_words
@@ -39,9 +39,9 @@ def drift(folder: Path, found: Comparison) -> str:
     Args: `folder` is the run folder that `found` was made from.
     Returns: an empty text where the step is within the bars.
     """
-    return outside_bars(
-        plans.load(Paths(folder).plan), found.measured_step_ns, readers_of(runfolder.read(Paths(folder)))
-    )
+    job = runfolder.read(Paths(folder))
+    plan = with_store(plans.load(Paths(folder).plan), job.store)
+    return outside_bars(plan, found.measured_step_ns, readers_of(job))
 
 
 def notes(folder: Path, found: Comparison) -> list[str]:

@@ -15,7 +15,7 @@ from statistics import median
 
 from planner import plan as plans
 from planner.errors import BadInput, ShardwrightError
-from planner.plan import awaited_ns
+from planner.plan import awaited_ns, with_store
 from planner.shown import Shown, one_line
 from planner.simulate import RunRecord
 from planner.units import format_clock, format_duration
@@ -82,7 +82,8 @@ def of(folder: Path) -> Status:
     Raises: BadInput where `folder` is no run folder.
     """
     paths = open_run(folder)
-    job, plan = runfolder.read(paths), plans.load(paths.plan)
+    job = runfolder.read(paths)
+    plan = with_store(plans.load(paths.plan), job.store)
     steps = recent(paths)
     workers = readers_of(job)
     queued = slurm.Queued.read(paths)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from planner.capture import Captured
 from planner.errors import BadInput
-from planner.plan import readers
+from planner.plan import readers, with_store
 from planner.workload import Workload, evaluable
 from runtime.checkpoint import Checkpoint
 from runtime.data import Batches, Region, Stream, Wanted
@@ -102,7 +102,7 @@ class Around:
     @property
     def readers(self) -> int:
         """Returns the processes that read samples for this rank."""
-        asked, plan = self._job.data_workers, self._rank.plan
+        asked, plan = self._job.data_workers, with_store(self._rank.plan, self._job.store)
         return readers(plan, cores_of_rank(len(plan.places))) if asked is None else asked
 
     @property

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from planner.arrays import BoolArray, IntArray
+from planner.arrays import IntArray
 from runtime.store.exchange import Pieces, rounds_of
 from runtime.store.routes import SampleRoutes
 
@@ -79,23 +80,21 @@ class SamplePlaces:
 
         Args: `window` counts from the step at which the run starts.
         """
-        needed, count = self.needed(window), len(self.routes.nodes)
-        parts = [[self._of(each, owner) for each in needed] for owner in range(count)]  # [owner][who needs]
+        needed, first = self.needed(window), int(self._starts[self.own.start])
+        owned = [self._owned(each) for each in needed]  # [who needs][owner]
         table = [
-            [int(self.sizes[x].sum()) * (owner != node) for node, x in enumerate(row)]
-            for owner, row in enumerate(parts)
+            [int(self.sizes[each[x]].sum()) * (owner != node) for owner, x in enumerate(row)]
+            for node, (each, row) in enumerate(zip(needed, owned, strict=True))
         ]
-        nothing = np.zeros(0, np.int64)
-        first = int(self._starts[self.own.start])
-        mine = [x if node != self._place else nothing for node, x in enumerate(parts[self._place])]
+        mine = [
+            each[row[self._place] if node != self._place else slice(0)]
+            for node, (each, row) in enumerate(zip(needed, owned, strict=True))
+        ]
         sends = [Pieces.of(self._starts[x] - first, self.sizes[x]) for x in mine]
         others, starts = self._placed(needed[self._place])
-        come = [np.flatnonzero(self._owned(others, owner)) for owner in range(count)]
-        receives = [Pieces.of(starts[x], self.sizes[others[x]]) for x in come]
+        receives = [Pieces.of(starts[x], self.sizes[others[x]]) for x in self._owned(others)]
         return Routed(sends, receives, rounds_of(table), len(others))
 
-    def _of(self, indices: IntArray, owner: int) -> IntArray:
-        return indices[self._owned(indices, owner)]
-
-    def _owned(self, indices: IntArray, owner: int) -> BoolArray:
-        return np.asarray((indices >= self._bounds[owner]) & (indices < self._bounds[owner + 1]))
+    def _owned(self, indices: IntArray) -> list[slice]:
+        """Returns where the samples of each owner stand among sorted indices."""
+        return [slice(a, b) for a, b in pairwise(np.searchsorted(indices, self._bounds).tolist())]

@@ -89,13 +89,10 @@ class SampleRoutes:
         Args: `first_sample` is the position in the stream at which the first of `steps` stands.
         Returns: sorted indices, each once, a node an array.
         """
+        begins = first_sample + self.step_samples * np.arange(steps)
         found = []
         for node in self.nodes:
             slots = sorted({reader.first + m for reader in self.on(node) for m in reader.micros})
-            starts = [
-                first_sample + s * self.step_samples + slot * self.micro
-                for s in range(steps)
-                for slot in slots
-            ]
-            found.append(np.unique(np.concatenate([self.stream.span(at, at + self.micro) for at in starts])))
+            own = self.micro * np.array(slots)[:, None] + np.arange(self.micro)
+            found.append(np.unique(self.stream.indices((begins[:, None] + own.ravel()).ravel())))
         return found

@@ -17,7 +17,8 @@ from typing import Any
 import torch.distributed as dist
 from torch.utils.data import get_worker_info
 
-from runtime.data import ByPosition, has_raw
+from planner.workload import has_raw
+from runtime.data import ByPosition
 from runtime.store.exchange import exchange
 from runtime.store.layout import Routed, SamplePlaces
 from runtime.store.memory import SharedMemory

@@ -1,7 +1,9 @@
 """Sums up and down a tree: each rank adds the numbers of its children to its own, the root's sum comes back.
 
-Pieces of a part follow each other, so a rank adds up one piece while another is on its way down. Children are added
-one after the other in the order of the tree, so the order of additions is that of ranks and colour alone.
+Pieces of a part follow each other, so a rank adds up one piece while another is on its way down. It hands down in a turn
+what went up as many turns before as the way to the root and back has links. Were that more for those near the root, every
+turn would last until a piece had gone up and come down whole. Children are added one after the other in the order of the
+tree, so the order of additions is that of ranks and colour alone.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ class _TreeSum:
         here = rail.rank()
         self._rail, self._parent, self._children = rail, tree.parent(here), tree.children(here)
         self._pieces = torch.split(part, max(1, COLOUR_BYTES // part.element_size()))
-        self._lag = min(2 * tree.depth, len(self._pieces))  # turns until a piece may be back from the root
+        self._lag = min(2 * tree.level(here), len(self._pieces))  # turns until a piece is back from the root
         self._up: list[dist.Work] = []
         self._back: list[dist.Work] = []
 

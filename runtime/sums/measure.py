@@ -36,10 +36,12 @@ def time_sums(
     repeats: int,
     cards: Sequence[str] = (),
     sizes: Sequence[int] = SUM_BYTES,
+    fewest: int = FEWEST,
 ) -> list[TimedSum]:
     """Times every sum that some ranks may use. All ranks call this.
 
-    Args: `repeats` are the most of each size; `cards` are the interfaces of network cards that parts go over.
+    Args: `repeats` are the most of each size, and `fewest` the least, however long one takes; `cards` are the interfaces
+        of network cards that parts go over.
     Returns: one row a name and size; none on ranks that are not among `ranks`.
     """
     group = world.new_group(ranks)
@@ -54,7 +56,7 @@ def time_sums(
 
         own = named_sum(name, len(ranks), group, rail)
         for size in sizes:
-            samples = _timed(group, own, size, repeats)
+            samples = _timed(group, own, size, repeats, fewest)
             row = TimedSum(
                 name=str(name),
                 ranks=tuple(ranks),
@@ -66,7 +68,7 @@ def time_sums(
     return found
 
 
-def _timed(group: dist.ProcessGroup, own: NamedSum, size: int, repeats: int) -> list[float]:
+def _timed(group: dist.ProcessGroup, own: NamedSum, size: int, repeats: int, fewest: int) -> list[float]:
     """Returns the longest time over all ranks of each repeat; as many as the budget has room for."""
     samples, buffer = list[float](), torch.zeros(size // 4)
     left = repeats + 1
@@ -79,5 +81,5 @@ def _timed(group: dist.ProcessGroup, own: NamedSum, size: int, repeats: int) -> 
         samples.append(float(took))
         left -= 1
         if len(samples) == 2:  # the first opened connections
-            left = min(left, max(FEWEST - 1, int(BUDGET_S / samples[1])))
+            left = min(left, max(fewest - 1, int(BUDGET_S / samples[1])))
     return samples[1:]

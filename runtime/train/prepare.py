@@ -24,6 +24,7 @@ from planner.plan import (
     schedule_of,
     shared_by_element,
     told_sums,
+    with_store,
 )
 from planner.program import violations
 from planner.schedule import check_schedule
@@ -65,9 +66,12 @@ def job_of(plan: Plan, steps: int, settings: dict[str, object]) -> Job:
     if plan.data is not None and plan.data.store == "ram":
         settings = {"store": "ram", **settings}
     settings = {name: str(x) if isinstance(x, Path) else x for name, x in settings.items()}
-    first = COMPILE_DEADLINE_S if plan.execution == "compiled" else START_DEADLINE_S
-    deadline = max(first, STEPS_A_DEADLINE * awaited_ns(plan, 0) * 1e-9)
-    return check(replace(Job(steps=steps, deadline_s=deadline), **settings))  # type: ignore[arg-type]
+    job = replace(Job(steps=steps), **settings)  # type: ignore[arg-type]
+    if "deadline_s" not in settings:
+        first = COMPILE_DEADLINE_S if plan.execution == "compiled" else START_DEADLINE_S
+        awaited_s = awaited_ns(with_store(plan, job.store), 0) * 1e-9
+        job = replace(job, deadline_s=max(first, STEPS_A_DEADLINE * awaited_s))
+    return check(job)
 
 
 def prepare(

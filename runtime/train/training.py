@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from planner.capture import settle_memory
-from planner.plan import Plan, cards_of
+from planner.plan import Plan, cards_of, with_store
 from runtime import checkpoint as checkpoints
 from runtime import world as worlds
 from runtime.checkpoint import Checkpoint, CheckpointWriter, Facts
@@ -201,7 +201,7 @@ class Training:
             raise
 
     def _run(self, stop: Stop) -> bool:
-        data, drift = self.batches(), DriftWatch(self.plan, self._around.readers)
+        data, drift = self.batches(), DriftWatch(with_store(self.plan, self.job.store), self._around.readers)
         while self.done < self.job.steps and not self._around.watch.ended and not stop.before(self.done + 1):
             start = time.monotonic()
             batch, measure = next(data), self.job.memory_step == self.done + 1

@@ -147,3 +147,16 @@ def test_what_the_journal_has_is_not_judged_again(tmp_path: Path) -> None:
     assert table.rows == [("torch", 1, 0, 1, 0, 0, 0, 1, 0, 1)]
     assert rest.rows == [("torch", "nn.Linear 0", "plan", "refused, no cure", "no")]
     assert models.missed(rows, ()) == ("1 cases are refused without a place or a cure (torch nn.Linear 0).",)
+
+
+def test_what_there_was_no_time_for_is_said_and_nothing_else_is_lost(tmp_path: Path) -> None:
+    journal = tmp_path / "journal.jsonl"
+    models._note(journal, "examples", Verdict(case="lstm"))
+    choice = Choice(only=("examples",), journal=journal, seconds=-1.0)
+    found = models.result_of(choice, quick=False)
+    cases = len(FAMILIES["examples"].cases())
+    assert found.missed == (
+        f"{cases - 1} of {cases} cases were not judged in the time there was; `--journal` goes on.",
+    )
+    assert found.tables[0].rows[0][:3] == ("examples", 1, 1)
+    assert found.tables[-1].rows == [("examples", cases, 1)]

@@ -10,7 +10,7 @@ import pytest
 from planner.errors import BadInput
 from planner.plan import Plan
 from runtime import checkpoint as checkpoints
-from runtime import launch
+from runtime import launch, slurm, train
 from runtime.launch import Handle, rescale
 from runtime.runfolder import steps_of
 from runtime.slurm import Options
@@ -63,3 +63,14 @@ def test_another_training_and_a_run_without_a_job_are_refused(tmp_path: Path) ->
     other = plan(2).model_copy(update={"batch": plan(2).batch.model_copy(update={"samples": 16})})
     with pytest.raises(BadInput, match="global batch is 16"):
         rescale(run, other)
+
+
+def test_the_model_is_captured_while_the_job_still_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, order = launch.launch_local(plan(1, "0"), tmp_path / "run", steps=1), list[str]()
+    run.wait(PATIENCE_S)
+    monkeypatch.setattr(train.Model, "of", lambda plan: order.append("captured"))
+    monkeypatch.setattr(slurm, "stop", lambda paths: order.append("stopped"))
+    assert rescale(run, plan(2)).state == "done"
+    assert order == ["captured", "stopped"]

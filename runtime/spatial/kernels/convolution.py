@@ -175,7 +175,7 @@ def _convolved(x: Tensor, weight: Tensor, way: Plain) -> Tensor:
     first, kinds = count + 2, weight.flatten(1).chunk(way.groups)
     slab = max(1, SLAB * patches.shape[first] // patches.numel())
     made = []
-    for part in patches.split(slab, first):
+    for part in patches.split(slab, first):  # type: ignore[no-untyped-call]
         groups = zip(kinds, part.chunk(way.groups), strict=True)
         found = torch.cat([in_blocks(rows, group.reshape(rows.shape[1], -1)) for rows, group in groups])
         made.append(found.view(-1, n, *part.shape[first:]))
@@ -199,7 +199,8 @@ def _spread(x: Tensor, weight: Tensor, way: Plain, extra: Sequence[int]) -> Tens
     for place in itertools.product(*map(range, kernel)):
         starts = [at * d for at, d in zip(place, way.dilation, strict=True)]
         rows = [slice(a, a + n, s) for a, n, s in zip(starts, spans, way.stride, strict=True)]
-        total[(slice(None), slice(None), *rows)] += terms[(slice(None), *place)]
+        one: tuple[slice | int, ...] = (slice(None), *place)
+        total[(slice(None), slice(None), *rows)] += terms[one]
     inside = [slice(p, p + size) for p, size in zip(way.padding, sizes, strict=True)]
     return total[(slice(None), slice(None), *inside)].transpose(0, 1).contiguous()
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import copy
+import linecache
+import re
 from collections.abc import Callable
 from random import Random
 from typing import NoReturn
@@ -20,6 +22,7 @@ from planner.errors import BadInput
 from planner.workload import Workload
 from tests.draws import SEED
 from tests.planner.capture.constructs import EQUAL, LOSSES, OPAQUE, REFUSED
+from tests.planner.capture.more_state import STATES
 
 
 def batch(n: int) -> tuple[Tensor, Tensor]:
@@ -70,6 +73,49 @@ def test_a_construct_is_refused_by_name(name: str) -> None:
         checked(make(), opaque=OPAQUE.get(name))
     assert words in str(caught.value)
     assert caught.value.allowed
+    assert re.search(r"\S+\.py:\d+|(module|parameter) '", str(caught.value))
+
+
+LINES = {  # of the constructs that are refused, what stands in the line that the message names
+    "a context variable": "LEVEL",
+    "a local of the thread": "LOCAL.n",
+    "a file in memory": "self.log",
+    "a queue of Python": "self.rows.put",
+    "an iterator by tee": "next(self.rows)",
+    "object.__setattr__": "self.n",
+    "an attribute of a parameter": "weight.calls",
+    "statistics in a list that nobody registers": "self.parts[0]",
+}
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_a_refused_state_is_named_with_the_line_that_keeps_it(name: str) -> None:
+    functions = {"build": STATES[name], "batch": batch, "loss": F.mse_loss}
+    workload = Workload(name="mine", where="mine.py", arguments={}, functions=functions)
+    with pytest.raises(BadInput) as caught:
+        check_training(capture(workload), workload, samples=1)
+    file, _, line = caught.value.where.rpartition(":")
+    assert LINES[name] in linecache.getline(file, int(line))
+    assert caught.value.allowed
+
+
+class Applied(nn.Module):
+    """A linear layer by its data, from which no gradient comes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.a.weight.data * 2
+        return self.a(x) + x @ weight.T
+
+
+def test_a_weight_that_is_read_by_its_data_is_refused_with_the_line() -> None:
+    with pytest.raises(BadInput, match=r"'\.data'") as caught:
+        checked(Applied())
+    file, _, line = caught.value.where.rpartition(":")
+    assert "self.a.weight.data" in linecache.getline(file, int(line))
 
 
 # What tensors without values do not show: other operations while a trace is made, gradients, and numbers of the data.

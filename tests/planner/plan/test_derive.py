@@ -20,6 +20,7 @@ from planner.plan import (
     dump,
     readers,
     reading_ns,
+    with_store,
 )
 from planner.plan.yaml import load, parse
 from planner.profile import Profile
@@ -200,6 +201,17 @@ def test_a_step_is_no_shorter_than_what_the_readers_of_a_rank_deliver() -> None:
     assert awaited_ns(load("plans/mlp-chimera.yaml"), 0) == load("plans/mlp-chimera.yaml").prediction.step_ns
     assert reading_ns(reading(5_000_000, shares=(1, 6))) == 60_000_000  # of the rank that reads the most
     assert reading_ns(reading(5_000_000, "ram")) == 0
+
+
+def test_a_run_that_keeps_samples_elsewhere_than_its_plan_waits_for_what_is_left_to_do_there() -> None:
+    plan = reading(5_000_000)
+    assert plan.data is not None
+    plan = plan.model_copy(update={"data": plan.data.model_copy(update={"finish_ns": 1_000_000})})
+    kept = with_store(plan, "ram")
+    assert reading_ns(kept) == 8_000_000 and awaited_ns(kept, 0) == 18_000_000
+    assert with_store(kept, "none") == plan and readers(kept, 64) == 1 < readers(plan, 64)
+    silent = load("plans/mlp-chimera.yaml")
+    assert with_store(silent, "ram") == silent
 
 
 def test_the_least_readers_that_hide_it_are_taken_within_the_cores_of_a_rank() -> None:

@@ -48,7 +48,7 @@ def test_the_depth_of_a_tree_is_the_way_of_its_last_rank() -> None:
                 above = tree.parent(rank)
                 while above is not None:
                     ways[-1], above = ways[-1] + 1, tree.parent(above)
-            assert tree.depth == max(ways)
+            assert tree.depth == max(ways) and ways == [tree.level(rank) for rank in range(places)]
 
 
 def test_ranks_with_children_are_others_in_every_colour_for_two_colours_and_where_the_number_divides() -> (
@@ -56,7 +56,7 @@ def test_ranks_with_children_are_others_in_every_colour_for_two_colours_and_wher
 ):
     for places in range(2, 65):
         assert inner_twice(places, 2) == 1
-        assert all(inner_twice(places, k) == 1 for k in (2, 4, 8) if places % k == 0)
+        assert all(inner_twice(places, k) == 1 for k in (2, 3, 4, 8) if places % k == 0)
     assert inner_twice(17, 8) > 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +12,15 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from planner.errors import BadInput
 from planner.workload import Workload
 from planner.workload import workload as workloads
 from runtime.data import Batches, Wanted
-from runtime.data.stream import Stream, mix, seeded
+from runtime.data.batches import Joined
+from runtime.data.regions import ByValue, received
+from runtime.data.stream import Read, Stream, mix, seeded
 from runtime.launch import launch_inline
 from tests.captures import captured_of
 from tests.runtime.test_equality import plan_of
@@ -143,7 +147,7 @@ def test_loading_processes_give_the_same_batches(numbered: Workload) -> None:
 def test_the_order_is_a_function_of_the_seed() -> None:
     def epoch(seed: int, number: int) -> list[int]:
         stream = Stream(seed=seed, length=20)
-        return [stream.index(20 * number + i) for i in range(20)]
+        return [index for _, index in stream.span(20 * number, 20 * number + 20)]
 
     assert epoch(0, 0) == epoch(0, 0)
     assert len({tuple(epoch(s, n)) for s in (0, 1) for n in (0, 1)}) == 4
@@ -331,3 +335,27 @@ def test_a_collation_that_draws_is_the_same_on_every_rank_in_every_run_and_leave
     assert all(a.equal(b) for a, b in zip(inputs[2:], masks("input", first=4), strict=False))
     with seeded(mix(0, 2)):
         assert inputs[1].equal(drawn()) and not inputs[0].equal(inputs[1])
+
+
+def test_what_readers_hand_over_by_value_or_in_shared_memory_is_what_was_joined() -> None:
+    tensors = [
+        torch.arange(6).reshape(2, 3).t(),
+        torch.randn(3).to(torch.bfloat16),
+        torch.tensor(True),
+        torch.zeros(0, 4),
+        torch.tensor([1 + 2j]).conj(),
+        torch.randn(2**17),  # large
+    ]
+    joined = ({"a": tensors, "text": ["b"]}, (torch.tensor(3), 4))
+    read = [Read(1, 7, object())]
+    numbers, handed = pickle.loads(pickle.dumps(Joined(lambda _: joined, by_value=True)(read)))
+    leaves = pytree.tree_leaves(handed, is_leaf=lambda x: isinstance(x, ByValue))
+    assert sum(isinstance(x, ByValue) for x in leaves) == 5
+    numbers, pair = received((numbers, handed))
+    assert numbers == [7] and pytree.tree_structure(pair) == pytree.tree_structure(joined)
+    for have, want in zip(pytree.tree_leaves(pair), pytree.tree_leaves(joined), strict=True):
+        if isinstance(want, Tensor):
+            assert have.dtype == want.dtype and torch.equal(have, want)
+            have.clone().zero_()
+        else:
+            assert have == want

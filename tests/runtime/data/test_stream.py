@@ -29,7 +29,7 @@ class Counting(IterableDataset[object]):
 
 
 def indices(stream: Stream, first: int, count: int) -> list[int]:
-    return [stream.index(at) for at in range(first, first + count)]
+    return [index for _, index in stream.span(first, first + count)]
 
 
 def test_a_sampler_gives_the_order_of_every_epoch_and_a_resumed_run_reads_on_in_the_middle() -> None:
@@ -51,7 +51,7 @@ def test_a_sampler_gives_the_order_of_every_epoch_and_a_resumed_run_reads_on_in_
 )
 def test_what_a_sampler_must_not_give_is_refused(made: object, words: str) -> None:
     with pytest.raises(BadInput, match=words):
-        Stream(seed=0, length=5, sampler=lambda seed, epoch: made).index(0)
+        Stream(seed=0, length=5, sampler=lambda seed, epoch: made).span(0, 1)
 
 
 def test_a_sampler_of_another_length_in_a_later_epoch_is_refused() -> None:
@@ -67,7 +67,7 @@ def test_an_epoch_ends_with_its_last_whole_step_under_drop_last() -> None:
     whole = Stream(seed=1, length=7)
     assert indices(stream, 0, 6) == indices(whole, 0, 6) and indices(stream, 6, 6) == indices(whole, 7, 6)
     with pytest.raises(BadInput, match="no whole step of 8"):
-        Stream(seed=1, length=7, dropped_by=8).index(0)
+        Stream(seed=1, length=7, dropped_by=8).span(0, 1)
 
 
 def test_an_iterable_dataset_is_read_in_its_own_order_and_from_the_start_of_the_epoch_that_a_run_stands_in() -> (

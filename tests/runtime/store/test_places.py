@@ -79,7 +79,7 @@ def check_window(places: SamplePlaces, window: int, memory: bytes, part: bytes, 
             for micro in reader.micros:
                 at = first + step * places.routes.step_samples + (reader.first + micro) * places.routes.micro
                 for position in range(at, at + places.routes.micro):
-                    index = places.routes.stream.index(position)
+                    ((_, index),) = places.routes.stream.span(position, position + 1)
                     if index in places.own:
                         assert part[places.in_part(index)] == content[index]
                     elif at < first + places.steps * places.routes.step_samples:

@@ -20,7 +20,7 @@ from runtime.launch import launch_inline
 from runtime.runfolder import losses_of
 from runtime.store import StoreCounts, opening
 from runtime.store.memory import Growing
-from runtime.store.samples import read_raw
+from runtime.store.samples import flattened, read_raw
 from runtime.store.store import MOVES, READY, Exchanges, Store
 from runtime.train import Model, job_of, prepare
 from runtime.world import alone
@@ -29,6 +29,7 @@ from tests.draws import covering
 from tests.pool import Pool
 from tests.runtime.compare import Run, run
 from tests.runtime.test_equality import HERE, plan_of
+from tests.runtime.workloads import recorded
 
 FILE = HERE + "recorded.py"
 LENGTH, STEPS = 23, 7  # steps of 8 samples: more than two epochs
@@ -126,23 +127,28 @@ def test_each_sample_is_read_once_and_only_what_others_have_is_sent(pool: Pool, 
         own = [index for each, index in by_rank if each == process]
         assert own == list(range(own[0], own[-1] + 1)), "front to back"
     found = nodes_of(tmp_path / "kept")
-    assert [node.received_samples for node in found] == needed(plan, windows=-(-STEPS // 2))
-    assert all(node.received_bytes > 0 for node in found) and {node.window_steps for node in found} == {2}
+    moved = [(node.received_samples, node.received_bytes) for node in found]
+    assert moved == needed(plan, windows=-(-STEPS // 2)) and {node.window_steps for node in found} == {2}
 
 
-def needed(plan: Plan, windows: int) -> list[int]:
-    """The samples that each of three nodes needs of the others, a window of two steps after the other, by hand."""
+def needed(plan: Plan, windows: int) -> list[tuple[int, int]]:
+    """The samples that each of three nodes needs of the others, a window of two steps after the other, and their bytes,
+    by hand."""
     stream, counts = Stream(seed=0, length=LENGTH), []
+    data = recorded.dataset(LENGTH)
+    sizes = [len(flattened(data[index])) for index in range(LENGTH)]  # type: ignore[index]
     bounds = [LENGTH * node // 3 for node in range(4)]
     share = plan.batch.micro * plan.batch.micros
     for node in range(3):
         own = range(bounds[node], bounds[node + 1])
-        total = 0
+        total, size = 0, 0
         for window in range(windows):
             starts = [(2 * window + step) * plan.batch.samples for step in range(2)]
-            read = {stream.index(at + node * share + k) for at in starts for k in range(share)}
+            starts = [at + node * share for at in starts]
+            read = {index for at in starts for _, index in stream.span(at, at + share)}
             total += len(read - set(own))
-        counts.append(total)
+            size += sum(sizes[index] for index in read - set(own))
+        counts.append((total, size))
     return counts
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial, reduce
 from pathlib import Path
+from queue import Queue
 from threading import Event, Thread
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
@@ -15,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from planner.sums import SumName, names_for, parse
+from planner.sums import ColourTree, SumName, names_for, parse
 from runtime.sums import NamedSum, named_sum
 from runtime.sums import colours as trees
 from runtime.world import Rail, rail_of
@@ -110,6 +113,55 @@ def test_a_tree_adds_its_children_in_their_order_to_the_parent() -> None:
     (a, b, c, d, e) = (row[0] for row in rows)
     part = summed(SumName("colours", 2), rows)[0][0]
     assert torch.equal(part, a + ((b + d) + e) + c)
+
+
+class CountedRail:
+    """The communicator of one rank of several threads. A link takes one turn for a message, and all else takes none."""
+
+    def __init__(self, here: int, wires: dict[tuple[int, int, int], Queue[tuple[int, Tensor]]]) -> None:
+        self._here, self._wires, self.turns = here, wires, 0
+        self._sent: dict[tuple[int, int], int] = {}  # when the last message over a link is there
+
+    def rank(self) -> int:
+        return self._here
+
+    def send(self, rows: Sequence[Tensor], other: int, tag: int) -> SimpleNamespace:
+        there = max(self.turns, self._sent.get((other, tag), 0)) + 1
+        self._sent[other, tag] = there
+        self._wires[self._here, other, tag].put((there, rows[0].clone()))
+        return SimpleNamespace(wait=lambda: None)
+
+    def recv(self, rows: Sequence[Tensor], other: int, tag: int) -> SimpleNamespace:
+        def wait() -> None:
+            arrives, sent = self._wires[other, self._here, tag].get(timeout=60)
+            self.turns = max(self.turns, arrives)
+            rows[0].copy_(sent)
+
+        return SimpleNamespace(wait=wait)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "colours", "pieces"), [(4, 2, 9), (8, 2, 1), (8, 2, 3), (8, 2, 20), (9, 3, 12)]
+)
+def test_pieces_follow_each_other_through_a_tree_one_a_turn(ranks: int, colours: int, pieces: int) -> None:
+    tree = ColourTree(ranks, colours, 0)
+    wires: dict[tuple[int, int, int], Queue[tuple[int, Tensor]]] = defaultdict(Queue)
+    for low, high in tree.links():
+        for tag in (0, 1):
+            wires[low, high, tag], wires[high, low, tag] = Queue(), Queue()
+    rails = [CountedRail(rank, wires) for rank in range(ranks)]
+    rows = [torch.full((pieces,), float(rank)) for rank in range(ranks)]
+    with patch.object(trees, "COLOUR_BYTES", 4):
+        threads = [
+            Thread(target=trees.add_up_tree, args=(row, rail, tree), daemon=True)
+            for row, rail in zip(rows, rails, strict=True)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert all(row.tolist() == [sum(range(ranks))] * pieces for row in rows)
+    assert max(rail.turns for rail in rails) == 2 * tree.depth + pieces - 1
 
 
 def lost(rank: int, ranks: int, rendezvous: Path, *, name: str) -> str:
