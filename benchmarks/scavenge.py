@@ -87,6 +87,7 @@ def table_of(log: IdleLog, title: str, jobs: Sequence[ElasticJob], looks: Sequen
         f"{len(log.nodes)} nodes, {(log.end_s - log.begin_s) / 86400:.1f} days, {len(lengths)} spells; "
         f"{log.average:.1f} nodes idle on average ({log.average / len(log.nodes):.1%}); {short:.0%} of spells are "
         f"shorter than ten minutes. {len(jobs)} jobs at a time.",
+        "What the ceiling leaves unused lies beyond what so many jobs can take: no policy has it.",
     )
     return Table(
         title=title,
