@@ -188,8 +188,10 @@ def _stage_state(plan: Plan, profile: Profile, stage: int) -> int:
     state = sum(updated[name] for name in owned) * profile.optimizer.state_bytes_per_parameter
     state += len(trained) * profile.optimizer.state_bytes_per_tensor
     share, shard = updaters(plan, stage), shard_of(plan, stage)
-    unused = [row for row in (*graph.parameters, *graph.buffers) if not row.users] if stage == 0 else []
-    weights = sum(row.bytes for row in (*parameters, *buffers, *unused))
+    first = stage == 0  # its worker keeps what no layer uses
+    unused = sum(p.bytes for p in graph.parameters if first and not p.users)
+    unused += sum(b.bytes for b in graph.buffers if first and not b.users)
+    weights = sum(p.bytes for p in parameters) + sum(b.bytes for b in buffers) + unused
     weights -= sum(p.bytes // 2 for p in trained if p.name in profile.halved)
     gradients = sum(updated[p.name] * p.bytes // prod(p.shape) if prod(p.shape) else 0 for p in trained)
     apart = [p for p in trained if p.name in profile.halved or p.name in profile.kept.counts]
