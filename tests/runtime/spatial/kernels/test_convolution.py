@@ -73,6 +73,22 @@ def test_a_column_of_a_product_has_the_same_bits_alone_and_anywhere_among_others
         assert torch.equal(in_blocks(odd, columns[:, place : place + 1]), found[:, place : place + 1])
 
 
+def test_a_convolution_has_the_same_bits_however_many_slabs_it_is_made_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 11, 9, 8, dtype=torch.float64)
+    weight = torch.randn(4, 3, 3, 2, 3, dtype=torch.float64)
+    made = []
+    for slab in (convolution.SLAB, 20_000, 1):  # all at once, some rows, and one row after the other
+        monkeypatch.setattr(convolution, "SLAB", slab)
+        with InferredProducts(), torch.no_grad():
+            made.append(F.conv3d(x, weight, padding=1))
+    assert torch.equal(made[0], made[1]) and torch.equal(made[0], made[2])
+    torchs = F.conv3d(x, weight, padding=1)
+    assert (made[0] - torchs).abs().max() <= 1e-14 * torchs.abs().max()
+
+
 def test_numbers_that_are_not_finite_stay_in_their_column(way: None) -> None:
     columns = torch.ones(4, 5, dtype=torch.float64)
     columns[1, 2], columns[1, 3] = torch.nan, torch.inf
