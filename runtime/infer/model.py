@@ -23,7 +23,8 @@ from runtime.infer.folder import InferJob
 from runtime.infer.storage import Numbers, Volume, opened, written
 from runtime.infer.sweep import SweepRunner, sweep
 from runtime.infer.weights import load_weights
-from runtime.spatial import GroupWire, InferredProducts, ShardRunner, steady
+from runtime.same_bits import SameBits
+from runtime.spatial import GroupWire, ShardRunner, steady
 
 Mode = Literal["exact", "blend"]
 DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16")}
@@ -206,7 +207,7 @@ class Applied:
         return mean
 
     def _whole(self, x: Tensor) -> Tensor:
-        with InferredProducts():
+        with SameBits():
             made: Tensor = self.module(x)
         return made
 

@@ -27,7 +27,7 @@ from runtime.infer.folder import InferJob
 from runtime.infer.model import DTYPES, Applied
 from runtime.infer.storage import one_writer, opened
 from runtime.infer.weights import digest_of, stamp_of, weights_of
-from runtime.spatial import threads
+from runtime.same_bits import threads
 
 PATCH = 96  # rows of a blended patch along each axis, where nothing is said
 WIDE = 4  # patches that a task of a blended output is wide, at least

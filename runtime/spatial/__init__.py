@@ -7,9 +7,8 @@ Start at `ranks.py` (`sharing`: the groups of a plan), then `analyse.py` (what i
 `planner.spatial`.
 """
 
-from runtime.spatial.box import BoxRunner, ShardRunner, steady, threads
+from runtime.spatial.box import BoxRunner, ShardRunner, steady
 from runtime.spatial.group import GroupWire, SampleGroup, Wire
-from runtime.spatial.kernels.convolution import InferredProducts
 from runtime.spatial.kernels.norm import OverReplicas
 from runtime.spatial.operation import call_named
 from runtime.spatial.ranks import AloneShard, Sharing, sharing
@@ -19,7 +18,6 @@ __all__ = [
     "AloneShard",
     "BoxRunner",
     "GroupWire",
-    "InferredProducts",
     "OverReplicas",
     "SampleGroup",
     "ShardRunner",
@@ -30,5 +28,4 @@ __all__ = [
     "matched",
     "sharing",
     "steady",
-    "threads",
 ]

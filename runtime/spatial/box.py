@@ -9,8 +9,8 @@ A box is a shard whose halo is there already, so nothing is sent.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from math import prod
 from typing import Final
@@ -22,9 +22,9 @@ from torch.utils import _pytree as pytree
 
 from planner.capture import Forward, entered, named_arguments
 from planner.spatial import GETITEM, HERE, Fetch, Layout, Need, Placed, call_of, cut_model, local_shape, named
+from runtime.same_bits import SameBits, threads
 from runtime.spatial.exchange import fetched
 from runtime.spatial.group import Message, Operation, SampleGroup, Wire
-from runtime.spatial.kernels.convolution import INFERRED, InferredProducts
 from runtime.spatial.kernels.reshapes import plain
 from runtime.spatial.kernels.table import KERNELS
 from runtime.spatial.operation import Local, moved
@@ -116,7 +116,7 @@ class BoxRunner:
         if done.step is None or done.operation.operation == GETITEM:
             return node.target(*args, **kwargs)
         kernel = KERNELS[done.operation.operation]
-        with InferredProducts() if done.operation.operation in INFERRED else nullcontext():
+        with SameBits():
             if kernel is plain and not done.step.fetches:
                 return node.target(*args, **kwargs)
             given = named_arguments(node.target, args, kwargs)
@@ -203,27 +203,16 @@ def _padded(x: Tensor, fetches: Sequence[Fetch]) -> Tensor:
     return F.pad(x, amounts, value=fetches[0].fill) if any(amounts) else x
 
 
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Lets torch use so many threads of the host, while the `with` block lasts."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def steady(forward: Forward, device: torch.device) -> AbstractContextManager[None]:
     """Returns the block in which a model gives the same bits whatever the number of threads before.
 
-    Several workers share the cores of a machine, so each has fewer threads than one alone. Convolutions in single
-    precision give the same bits on any number of threads (`InferredProducts`). Libraries may share the long sums of
-    other matrix products among threads, so a box with such products is computed on one.
+    Several workers share the cores of a machine, so each has fewer threads than one alone. Convolutions and functions
+    in single precision give the same bits on any number of threads (`SameBits`). Libraries may share the long sums of
+    other matrix products among threads, so a box with such products is computed on one, as those of fp64 are.
 
     Args: `forward` is the model, `device` computes it.
     """
     names = {x.operation for x in forward.operations}
     products = any(word in name for name in names for word in PRODUCTS)
-    convolves = any("conv" in name for name in names) and forward.dtype != torch.float32
-    return threads(1) if device.type == "cpu" and (products or convolves) else nullcontext()
+    one = products or forward.dtype != torch.float32
+    return threads(1) if device.type == "cpu" and one else nullcontext()

@@ -23,6 +23,7 @@ from torch._ops import OpOverload
 
 from planner.capture import StageModule, named_arguments
 from planner.spatial import Fetch, Placed, Resplit, Step, call_of
+from runtime.same_bits import Plain
 from runtime.spatial.analyse import Analysed
 from runtime.spatial.exchange import fetched, memory_format
 from runtime.spatial.group import SampleGroup, enter
@@ -134,7 +135,7 @@ class _Writer:
         return True
 
     def _overlapped(
-        self, node: fx.Node, done: Placed, step: Step, plain: convolution.Plain, named: Mapping[str, object]
+        self, node: fx.Node, done: Placed, step: Step, plain: Plain, named: Mapping[str, object]
     ) -> bool:
         kernel = call_of(done.operation, done.inputs).tensor("weight").shape[2:]
         found = self._split(step, step.fetches["input"], plain, kernel)
@@ -157,7 +158,7 @@ class _Writer:
         return True
 
     def _split(
-        self, step: Step, fetches: Sequence[Fetch], plain: convolution.Plain, kernel: Sequence[int]
+        self, step: Step, fetches: Sequence[Fetch], plain: Plain, kernel: Sequence[int]
     ) -> tuple[tuple[Fetch, ...], overlapped_convolution.OverlapPlan] | None:
         """Returns fetches to do first, and the overlap along the last dimension that rows are sent for.
 

@@ -17,9 +17,10 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from planner.spatial import Cut, Fetch, RowRun
+from runtime.same_bits import Plain
 from runtime.spatial.exchange import fetched, give_back_start, start
 from runtime.spatial.group import SampleGroup
-from runtime.spatial.kernels.convolution import PLAIN, Plain
+from runtime.spatial.kernels.convolution import PLAIN
 
 ATEN = torch.ops.aten
 THIN = 4

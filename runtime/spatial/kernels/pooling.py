@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from planner.spatial import Call, Fetch, adaptive_rows, divisors
+from runtime.same_bits import Plain
 from runtime.spatial.exchange import fetched, give_back_start, start
 from runtime.spatial.group import SampleGroup, stacked, summed
-from runtime.spatial.kernels.convolution import Plain
 from runtime.spatial.kernels.overlapped_convolution import OverlapPlan, Strip, rows_of, slab_of
 from runtime.spatial.operation import Kernel, Local
 

@@ -21,7 +21,8 @@ from planner.errors import BadInput
 from planner.spatial import Box, Reach, alignment
 from planner.workload import Workload
 from runtime.infer.sweep import SweepRunner, sweep
-from runtime.spatial import BoxRunner, threads
+from runtime.same_bits import threads
+from runtime.spatial import BoxRunner
 from tests.draws import covering
 
 SIZES = {1: (61,), 2: (37, 22), 3: (15, 13, 10)}

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from runtime.spatial.kernels import convolution
-from runtime.spatial.kernels.convolution import BLOCK, InferredProducts, in_blocks
+from runtime.same_bits import SameBits, convolve, products
+from runtime.same_bits.products import BLOCK, in_blocks
 
 CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
@@ -21,7 +21,7 @@ TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Products by the library, and as they are where it does not treat all columns of a block alike."""
     if request.param == "term by term":
-        monkeypatch.setattr(convolution, "_alike", lambda *given: False)
+        monkeypatch.setattr(products, "_alike", lambda *given: False)
     yield
 
 
@@ -50,7 +50,7 @@ def test_convolutions_of_whole_numbers_equal_torchs_for_any_settings(transposed:
     for seed in range(40):
         d, x, weight, bias, given = drawn(seed, transposed)
         torchs = (TRANSPOSED if transposed else CONVOLUTIONS)[d]
-        with InferredProducts(), torch.no_grad():
+        with SameBits(), torch.no_grad():
             made = torchs(x, weight, bias, **given)  # type: ignore[operator]
         assert torch.equal(made, torchs(x, weight, bias, **given)), (seed, given)  # type: ignore[operator]
         assert made.is_contiguous()
@@ -80,9 +80,9 @@ def test_a_convolution_has_the_same_bits_however_many_slabs_it_is_made_in(
     x = torch.randn(2, 3, 11, 9, 8, dtype=torch.float64)
     weight = torch.randn(4, 3, 3, 2, 3, dtype=torch.float64)
     made = []
-    for slab in (convolution.SLAB, 20_000, 1):  # all at once, some rows, and one row after the other
-        monkeypatch.setattr(convolution, "SLAB", slab)
-        with InferredProducts(), torch.no_grad():
+    for slab in (convolve.SLAB, 20_000, 1):  # all at once, some rows, and one row after the other
+        monkeypatch.setattr(convolve, "SLAB", slab)
+        with SameBits(), torch.no_grad():
             made.append(F.conv3d(x, weight, padding=1))
     assert torch.equal(made[0], made[1]) and torch.equal(made[0], made[2])
     torchs = F.conv3d(x, weight, padding=1)
@@ -103,17 +103,17 @@ def test_a_library_whose_columns_differ_by_place_is_not_asked(monkeypatch: pytes
         made[:, -1] = rows.flip(1) @ columns[:, -1].flip(0)
         return made
 
-    convolution._alike.cache_clear()
+    products._alike.cache_clear()
     monkeypatch.setattr(torch, "mm", other)
-    assert not convolution._alike(5, 100, torch.float64, 1)
-    convolution._alike.cache_clear()
+    assert not products._alike(5, 100, torch.float64, 1)
+    products._alike.cache_clear()
 
 
 def test_a_linear_layer_has_the_same_bits_for_any_number_of_rows() -> None:
     torch.manual_seed(0)
     layer = torch.nn.Linear(50, 7).double()
     x = torch.randn(2, 300, 50, dtype=torch.float64)
-    with InferredProducts(), torch.no_grad():
+    with SameBits(), torch.no_grad():
         whole = layer(x)
         for count in (1, 2, 77):
             assert torch.equal(layer(x[1:, 30 : 30 + count]), whole[1:, 30 : 30 + count])
