@@ -214,7 +214,7 @@ def surrounded(
     """
     many = record.problem.stages > limits.HULL_STAGES
     if many or (rounds and not record.problem.silent):
-        bound, mixtures = _squeezed(record, lines, spans, rounds)
+        bound, mixtures = _squeezed(record, lines, spans, rounds or 2 * limits.ROUNDS)
     else:
         bound, mixtures = hull_bound(record, lines, *spans, limits.ROUNDS * 2)
     if bound > record.most:

@@ -69,13 +69,13 @@ class Waiting:
     def bring_near(self) -> None:
         """Brings bounds near the best answer, the lowest first, and all of them before any comes nearer.
 
-        What one glance does not bring near gets another, for longer. Everything waits on with its bound.
+        What one glance does not bring near gets another by the linear program. Everything waits on with its bound.
         """
         state = self.state
         most = state.instance.meter.spent_ns + limits.NEAR_WORK * state.effort.work_ns
         if state.limit == UNFIT_NS or not state.effort.proves:
             return
-        for rounds in (limits.ROUNDS, 2 * limits.ROUNDS):
+        for rounds in (limits.ROUNDS, 0):
             met: list[tuple[float, int]] = []
             while self.heap and self.heap[0][0] <= (goal := int(state.limit * (1 - limits.NEAR))) - 1:
                 bound, number = heapq.heappop(self.heap)

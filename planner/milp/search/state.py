@@ -82,8 +82,7 @@ class SearchState:
         spans = self.instance.windows(problem)
         if spans is None:
             return
-        first, last = map(problem.bounds, spans)
-        begun = spans[1][None] if (first == last).all() else starts(problem)
+        begun = spans[1][None] if np.equal(*map(problem.bounds, spans)).all() else starts(problem)
         start = begun[int(problem.times(begun, 0).argmin())]
         found = descend(problem, *spans, start, work_ns)
         if found is None:
@@ -174,6 +173,7 @@ class SearchState:
             self.rows[learnt] = tried.closing.rows
         if tried.closing.timed is not None and problem.roomless and not problem.silent:
             self.instance.kept.bounds[tried.shape] = max(tried.closing.timed[0], self.kept_ns(tried))
+            self.near |= {tried.shape: self.kept_ns(tried)} if tried.problem.chained else {}
         self._learn(tried)
 
     def _learn(self, tried: ConfigurationState) -> None:
