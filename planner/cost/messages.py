@@ -181,10 +181,9 @@ def stage_of(cuts: IntArray, layers: int) -> IntArray:
 
     Args: `cuts` is `[cut, boundary]` with 0 first and the number of layers last.
     """
-    opens: IntArray = np.zeros((len(cuts), layers + 1), np.int64)
-    for p in range(1, cuts.shape[1] - 1):
-        opens[np.arange(len(cuts)), cuts[:, p]] += 1
-    return opens.cumsum(1)[:, :layers]
+    rows = np.arange(len(cuts))[:, None] * (layers + 1)
+    opens = np.bincount((rows + cuts[:, 1:-1]).ravel(), minlength=len(cuts) * (layers + 1))
+    return opens.reshape(len(cuts), layers + 1).cumsum(1)[:, :layers]
 
 
 # One stage: layers from `first` to `last`, by their positions

@@ -6,6 +6,7 @@ search from outside: it is told how far the search has come, and knows of Ctrl-C
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
 import time
@@ -46,13 +47,15 @@ POLISHED = 6  # answers that are polished once more before any is proved
 HOPE = 1.2  # of the best answer so far: an even cut that takes more is not descended from
 GLANCES = 0.1  # of the work allowed is for those even cuts
 LOOKS = 0.85  # of the work allowed is spent by the end of first looks
+NEAR = 0.047  # of the best answer: all bounds come so near to it before any comes nearer
+NEAR_WORK = 0.9  # as much as this share of the work allowed, besides, is for that
 WORK_NS = 40e9  # of `WorkMeter`
 PROPOSALS = 1000  # neighbours of an answer that annealing simulates at first
 SETTLING = (
-    (24, 1),
-    (8, 4),
-    (3, 16),
-)  # how many of the best answers are annealed in turn, with so many times as many
+    (24, 1, 0.2),
+    (8, 4, 0.2),
+    (3, 16, 0.05),
+)  # how many of the best answers are annealed in turn, with so many times as many, and by how much they may be slower
 RUGGED = 1e-3  # share that annealing gained at last: then the best answer is annealed for longer still
 LONGEST = 64  # times as many neighbours, at most
 RELISTED_SETTLED = 2  # orders listed anew that are annealed for long, where that gained before
@@ -68,7 +71,7 @@ PROGRAM_NODES = 2000  # of the mixed-integer program
 PROGRAM = 0.25  # as much as this share of the work allowed, behind it, is for the program
 PROGRAM_ARCS = 3000  # beyond, the program is left unwritten and the bound of the tree stands alone
 FILTERED_ARCS = 60_000  # beyond, arcs are not filtered for the program either: too many would be left
-ALONE_NS = 3e9  # work that the proof of the best plan's configuration alone may do
+ALONE_NS = 7e8  # work that the proof of the best plan's configuration alone may do
 PROVED_ARCS = 500  # where everything is proved already, and the program only states it
 RELISTINGS = 4  # rounds in which orders of the best plans are rescheduled
 ALIKE = 0.1  # orders of plans slower than the best by more than this share are not rescheduled
@@ -93,6 +96,18 @@ TABLED_LAYERS = 300  # layers up to which what a single problem needs of every i
 FEW_CUTS = 12  # that are simulated at once without a first pass over messages between neighbours alone
 LONG_ACTIONS = 4096  # actions of an order that is compiled for one pattern of messages at a time
 SLOW_ACTIONS = 2048  # actions of an order that takes longer to compile than many others to simulate
+COLLECTED = 50_000, 10, 100  # thresholds of garbage collection: orders are many small objects without circles
+
+
+@contextmanager
+def seldom_collected() -> Iterator[None]:
+    """Collects garbage seldom while it is entered: else a tenth of a search goes over objects that stay."""
+    before = gc.get_threshold()
+    gc.set_threshold(*COLLECTED)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -188,12 +188,13 @@ class Problems:
 
 def _prefixes(tables: Tables, slowness: Sequence[float], devices: Sequence[frozenset[str]]) -> IntArray:
     out: IntArray = np.zeros((len(COMPUTE), len(slowness), tables.layers + 1), np.int64)
+    alike = list(zip(slowness, devices, strict=True))
     for row, kind in enumerate(COMPUTE):
-        for stage, factor in enumerate(slowness):
-            layers = layer_ns(tables, kind, devices[stage])
+        for factor, own in dict.fromkeys(alike):
+            layers = layer_ns(tables, kind, own)
             plain = factor == 1.0 or tables.types
-            own = layers if plain else np.ceil(layers * factor).astype(np.int64)
-            out[row, stage, 1:] = own.cumsum()
+            each = layers if plain else np.ceil(layers * factor).astype(np.int64)
+            out[row, [pair == (factor, own) for pair in alike], 1:] = each.cumsum()
     return out
 
 

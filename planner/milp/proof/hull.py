@@ -1,7 +1,8 @@
-"""Bounds the cuts of one order by a linear program over their hull.
+"""Bounds the cuts of one order by mixtures of rows: a first look, and a linear program over the hull of all cuts.
 
-Variables are the shares of the places at which each boundary lies. Rows are critical paths: sums of functions of single
-boundaries (`separable.py`). Paths are simulated at the mixture of cuts that the program finds, and near it. Places come
+The first look (`surrounded`) chooses multipliers over rows and cuts that grow in turn, and narrows windows. Of the linear
+program the variables are the shares of the places at which each boundary lies. Rows are critical paths: sums of functions
+of single boundaries (`separable.py`). Paths are simulated at the mixture of cuts that the program finds, and near it. Places come
 from the cut that is cheapest for the mixed row. Its value is a lower bound whatever the program says, so that nothing
 rests on the program's precision.
 
@@ -21,9 +22,11 @@ import highspy
 import numpy as np
 
 from planner.arrays import FloatArray, IntArray
+from planner.milp import limits
 from planner.milp.cut.problem import CutRow
-from planner.milp.proof.boxes import NOTHING
+from planner.milp.proof.boxes import NOTHING, ROUNDING
 from planner.milp.proof.branch_and_bound import ProofState
+from planner.milp.proof.multipliers import RowMixLP
 from planner.milp.proof.separable import SeparableRows
 from planner.milp.proof.weights import Weights, stack, weigh
 
@@ -34,8 +37,13 @@ _BROKEN = 1e-6  # share by which two boundaries may be out of order
 _USED = 1e-9
 _CLOSE = 1e-4  # share of the estimate by which a bound may stay below it
 _KEPT = 4  # mixtures that were best in their time, to narrow windows by
+_PATIENCE = 10  # mixtures without a better bound, before the tree takes over
+_GAIN = 2e-4  # share of the limit that a bound must gain to count as better
+_TRIAL, _HOPE = 40, 0.6  # mixtures tried in any case; a bound below that share of the limit is left
+_NARROWINGS = 3
 
 Kind = Literal["one", "path", "order"]
+Windows = tuple[IntArray, IntArray]  # the least and the largest point
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,3 +203,61 @@ def hull_bound(
             record.pool.add_row(row)
             record.pool.used[-1] += 1
     return bound, best
+
+
+def surrounded(
+    record: ProofState, lines: SeparableRows, spans: Windows, rounds: int
+) -> tuple[float, Windows | None]:
+    """Bounds all cuts of the windows, and narrows the windows to the cuts below the limit.
+    Args: `lines` prices the rows of `record`; at most `rounds` mixtures of rows are tried, 0 asks for the linear program.
+    Returns: the lower bound, and the windows; None for the windows where no cut is below the limit.
+    """
+    many = record.problem.stages > limits.HULL_STAGES
+    if many or (rounds and not record.problem.silent):
+        bound, mixtures = _squeezed(record, lines, spans, rounds or 2 * limits.ROUNDS)
+    else:
+        bound, mixtures = hull_bound(record, lines, *spans, limits.ROUNDS * 2)
+    if bound > record.most:
+        return bound, None
+    active = record.pool.weights.part(record.pool.active())
+    rows = stack([active, *mixtures], record.problem.stages)
+    for _ in range(_NARROWINGS):
+        narrow = lines.narrowed(rows, record.most, *spans)
+        if narrow is None:
+            return record.most + ROUNDING, None
+        if (narrow[0] == spans[0]).all() and (narrow[1] == spans[1]).all():
+            break
+        spans = narrow
+    return bound, spans
+
+
+def _squeezed(
+    record: ProofState, lines: SeparableRows, spans: Windows, rounds: int
+) -> tuple[float, list[Weights]]:
+    """Returns the bound of the best mixture of rows, and the mixtures that were best in their time."""
+    pool, bound, mixtures = record.pool, 0.0, list[Weights]()
+    chosen = pool.inside(*spans)
+    since, marked = 0, 0.0
+    game: RowMixLP | None = None
+    for turn in range(rounds):
+        if game is None or not game.grow():
+            game = RowMixLP(pool, chosen, float(record.limit), ample=True)
+        solved = game.solve()
+        if solved is None:
+            break
+        most, mixed = solved
+        value, cut = lines.least(mixed, *spans)
+        if value > bound:
+            bound, mixtures = value, [mixed, *mixtures[:4]]
+        since = 0 if bound > marked + _GAIN * record.limit else since + 1
+        marked = bound if since == 0 else marked
+        hopeless = turn >= _TRIAL and bound < _HOPE * record.limit
+        if bound > record.most or (turn >= _TRIAL and since > _PATIENCE) or hopeless or not len(cut):
+            break
+        between = record.learn_between(game, most)
+        if pool.find(cut) not in chosen:
+            chosen.append(record.learn(cut))
+            game.add(chosen[-1])
+        elif not between:
+            break
+    return bound, mixtures

@@ -28,13 +28,11 @@ from planner.milp.proof.feasible import (
     reachable,
     whole,
 )
-from planner.milp.proof.hull import hull_bound
-from planner.milp.proof.multipliers import RowMixLP, RowPool
+from planner.milp.proof.hull import Windows, surrounded
+from planner.milp.proof.multipliers import RowPool
 from planner.milp.proof.separable import SeparableRows
-from planner.milp.proof.weights import Weights, stack
+from planner.milp.proof.weights import stack
 from planner.milp.search.descent import UNFIT_NS, Answer, even
-
-Windows = tuple[IntArray, IntArray]
 
 
 @dataclass(kw_only=True)
@@ -94,6 +92,18 @@ class ConfigurationProof:
             self.spans = None
         if self.root is None and len(self.record.pool.rows) * self.problem.stages**2 > limits.KEPT_ROWS:
             self._forget()
+
+    def glance(self, limit: int) -> int:
+        """Bounds all cuts by time alone, whatever memory there is, and narrows nothing for good.
+
+        Args: `limit` is the most that is asked of the bound, in nanoseconds.
+        Returns: the bound.
+        """
+        self.record.aim(None, limit)
+        if not self._reachable():
+            return limit
+        self._surround()
+        return self.bound_ns
 
     def _adopt(self, bound: float, spans: Windows | None) -> None:
         """Adopts what time alone says of the configuration in which no stage recomputes: it holds whatever
@@ -234,67 +244,3 @@ def _may_exceed(box: Box) -> bool:
     return any(
         -box.least(rows.part(slice(m, m + 1)).mixed(np.array([-1.0])))[0] > 0 for m in range(len(rows))
     )
-
-
-_PATIENCE = 10  # mixtures without a better bound, before the tree takes over
-_GAIN = 2e-4  # share of the limit that a bound must gain to count as better
-_TRIAL, _HOPE = 40, 0.6  # mixtures tried in any case; a bound below that share of the limit is left
-_NARROWINGS = 3
-
-
-def surrounded(
-    record: ProofState, lines: SeparableRows, spans: Windows, rounds: int
-) -> tuple[float, Windows | None]:
-    """Bounds all cuts of the windows, and narrows the windows to the cuts below the limit.
-    Args: `lines` prices the rows of `record`; at most `rounds` mixtures of rows are tried, 0 asks for the linear program.
-    Returns: the lower bound, and the windows; None for the windows where no cut is below the limit.
-    """
-    many = record.problem.stages > limits.HULL_STAGES
-    if many or (rounds and not record.problem.silent):
-        bound, mixtures = _squeezed(record, lines, spans, rounds)
-    else:
-        bound, mixtures = hull_bound(record, lines, *spans, limits.ROUNDS * 2)
-    if bound > record.most:
-        return bound, None
-    active = record.pool.weights.part(record.pool.active())
-    rows = stack([active, *mixtures], record.problem.stages)
-    for _ in range(_NARROWINGS):
-        narrow = lines.narrowed(rows, record.most, *spans)
-        if narrow is None:
-            return record.most + ROUNDING, None
-        if (narrow[0] == spans[0]).all() and (narrow[1] == spans[1]).all():
-            break
-        spans = narrow
-    return bound, spans
-
-
-def _squeezed(
-    record: ProofState, lines: SeparableRows, spans: Windows, rounds: int
-) -> tuple[float, list[Weights]]:
-    """Returns the bound of the best mixture of rows, and the mixtures that were best in their time."""
-    pool, bound, mixtures = record.pool, 0.0, list[Weights]()
-    chosen = pool.inside(*spans)
-    since, marked = 0, 0.0
-    game: RowMixLP | None = None
-    for turn in range(rounds):
-        if game is None or not game.grow():
-            game = RowMixLP(pool, chosen, float(record.limit), ample=True)
-        solved = game.solve()
-        if solved is None:
-            break
-        most, mixed = solved
-        value, cut = lines.least(mixed, *spans)
-        if value > bound:
-            bound, mixtures = value, [mixed, *mixtures[:4]]
-        since = 0 if bound > marked + _GAIN * record.limit else since + 1
-        marked = bound if since == 0 else marked
-        hopeless = turn >= _TRIAL and bound < _HOPE * record.limit
-        if bound > record.most or (turn >= _TRIAL and since > _PATIENCE) or hopeless or not len(cut):
-            break
-        between = record.learn_between(game, most)
-        if pool.find(cut) not in chosen:
-            chosen.append(record.learn(cut))
-            game.add(chosen[-1])
-        elif not between:
-            break
-    return bound, mixtures

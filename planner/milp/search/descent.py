@@ -177,11 +177,16 @@ def annealed(problem: CutProblem, low: IntArray, high: IntArray, best: Answer, p
             continue
         took = paths.times(points, allow)
         taken = np.flatnonzero(took < allow)
-        taken = taken[fits(problem, points[taken])]
-        if len(taken):
-            many = min(many, max(_FEWEST, 4 * int(taken[0] + 1)))
-            at, ns = points[taken[0]], int(took[taken[0]])
-            found = _least(points[taken], took[taken])
+        asked = taken[
+            (took[taken] <= best.ns) | (taken == taken[:1])
+        ]  # others matter only where the first is too large
+        fitting = asked[fits(problem, points[asked])]
+        if len(taken) and taken[0] not in fitting:
+            fitting = taken[fits(problem, points[taken])]
+        if len(fitting):
+            many = min(many, max(_FEWEST, 4 * int(fitting[0] + 1)))
+            at, ns = points[fitting[0]], int(took[fitting[0]])
+            found = _least(points[fitting], took[fitting])
             best = found if found is not None and found.better(best) else best
     found = descend(problem, low, high, best.cut)
     return found if found is not None and found.better(best) else best

@@ -17,6 +17,7 @@ from planner.milp.configurations.configurations import Configuration, shapes
 from planner.milp.cut.unit_times import LayerWork
 from planner.milp.instance import Instance, short_bytes
 from planner.milp.proof.boxes import ROUNDING
+from planner.milp.proof.prove import ConfigurationProof
 from planner.milp.proof.totals import TotalsBound
 from planner.milp.search.descent import UNFIT_NS, Answer, judge, starts
 from planner.milp.search.state import ConfigurationState, SearchState
@@ -127,8 +128,9 @@ def settle(state: SearchState) -> None:
 
     Args: `state` has the first answers.
     """
-    for kept, times in limits.SETTLING:
-        met = [tried for tried in state.tried.values() if tried.answer is not None]
+    for kept, times, slower in limits.SETTLING:
+        most = (1 + slower) * state.limit
+        met = [t for t in state.tried.values() if t.answer is not None and t.answer.ns <= most]
         met.sort(key=lambda tried: (tried.answer.ns if tried.answer else UNFIT_NS, tried.shape))
         before = state.limit
         for tried in met[:kept]:
@@ -139,6 +141,31 @@ def settle(state: SearchState) -> None:
         before = state.limit
         state.settle(state.best, times)
         state.rugged, times = state.limit < before * (1 - limits.RUGGED), 2 * times
+
+
+def glance(state: SearchState, shape: Configuration, goal: int, rounds: int) -> float:
+    """Returns a lower bound of a configuration by time alone: at most `goal`, unless more is known already.
+
+    Args: at most `rounds` mixtures of rows are tried, and none where a configuration includes more than a cut.
+    """
+    least, instance = state.least_ns(shape), state.instance
+    tried = state.look(shape) if least <= goal - 1 and short_bytes(instance, shape) <= 0 else None
+    spans = None if tried is None else instance.windows(tried.problem)
+    if tried is None or spans is None or tried.problem.flagged or tried.problem.fixed is not None:
+        return least
+    problem, bound = tried.problem.talking, state.kept_ns(tried)
+    if bound < goal:
+        key, rows = (problem.order, shape.update, problem.silent or 0), state.rows
+        proof = ConfigurationProof(problem=problem, spans=spans, rounds=rounds, rows=rows.get(key, []))
+        bound = max(bound, float(proof.glance(goal)))
+        rows[key] = proof.rows
+        state.take(tried, proof.record.answer)
+        if tried.problem.roomless:
+            instance.kept.bounds[shape] = bound
+    if not tried.problem.chained:
+        bound = min(bound, state.floors.summed_ns(shape, talking=False))
+    state.near[shape] = bound = max(least, bound)
+    return bound
 
 
 def _hopeless(state: SearchState, tried: ConfigurationState) -> bool:
@@ -176,7 +203,7 @@ def take_trivial(state: SearchState, allowed: set[Configuration]) -> None:
         for shape in (each for each in chosen if each in allowed):
             shared = (replace(shape, shard=True),) if state.may_share(shape) else ()
             for each in (shape, *shared, *state.instance.by_element(shape)):
-                tried = state.look(each)
+                tried = state.look(each) if state.least_ns(each) <= limits.HOPE * state.limit else None
                 if tried is not None:
                     cut = explain.equal_cut(tried.problem)
                     ns = int(judge(tried.problem, cut[None, :])[0])

@@ -66,20 +66,44 @@ class Waiting:
             heapq.heappush(self.heap, (self.state.promise_ns(shape), len(self.every)))
             self.every.append(shape)
 
+    def bring_near(self) -> None:
+        """Brings bounds near the best answer, the lowest first, and all of them before any comes nearer.
+
+        What one glance does not bring near gets another by the linear program. Everything waits on with its bound.
+        """
+        state = self.state
+        most = state.instance.meter.spent_ns + limits.NEAR_WORK * state.effort.work_ns
+        if state.limit == UNFIT_NS or not state.effort.proves:
+            return
+        for rounds in (limits.ROUNDS, 0):
+            met: list[tuple[float, int]] = []
+            while self.heap and self.heap[0][0] <= (goal := int(state.limit * (1 - limits.NEAR))) - 1:
+                bound, number = heapq.heappop(self.heap)
+                shape, self.now = self.every[number], min([bound, *(ns for ns, _ in met)])
+                if shape not in self.done and state.instance.meter.spent_ns < most:
+                    bound = max(bound, pick.glance(state, shape, goal, rounds))
+                    for variant in [] if shape.listed else list(state.faster(shape)):
+                        self.add(variant)
+                met.append((bound, number))
+            for entry in met:
+                heapq.heappush(self.heap, entry)
+        self.now = UNFIT_NS
+
     def work_through(self) -> None:
         """Examines configurations, the lowest bound first, until the allowed work is done. Where memory narrows a
         configuration, variants with less memory join the queue; elsewhere, variants with faster updates.
         """
-        state = self.state
-        while self.heap:
-            least, number = heapq.heappop(self.heap)
-            if least > state.limit - 1 or self._enough():
-                state.leave(least)
-                continue
+        self.bring_near()
+        while self.heap and self.heap[0][0] <= self.state.limit - 1 and not self._enough():
+            self.now, number = heapq.heappop(self.heap)
             if self.every[number] not in self.done:
-                self.now = least
                 self.examine(self.every[number])
-                self.now = UNFIT_NS
+            self.now = UNFIT_NS
+        self.bring_near()  # what joined the queue meanwhile
+        for least, number in self.heap:
+            if self.every[number] not in self.done:
+                self.state.leave(least)
+        self.heap.clear()
 
     def examine(self, shape: Configuration) -> None:
         """Takes a first look at a configuration, and adds the variants that it calls for."""
@@ -110,6 +134,7 @@ class Waiting:
         return self.state.limit < UNFIT_NS and spent > limits.LOOKS * self.state.effort.work_ns
 
 
+@limits.seldom_collected()
 def search(
     instance: Instance, effort: Effort, *, below: int = UNFIT_NS, rows: Rows | None = None
 ) -> SearchState:

@@ -18,7 +18,8 @@ from planner.milp.limits import Effort
 from planner.milp.problems import Rows
 from planner.milp.proof.boxes import ROUNDING, Box
 from planner.milp.proof.feasible import fits_surely, silent_parts, whole
-from planner.milp.proof.prove import ConfigurationProof, Windows
+from planner.milp.proof.hull import Windows
+from planner.milp.proof.prove import ConfigurationProof
 from planner.milp.proof.totals import TotalsBound
 from planner.milp.search.descent import UNFIT_NS, Answer, annealed, balanced, descend, starts
 
@@ -55,6 +56,7 @@ class SearchState:
     stage: Literal["picked", "settled", "proved"] = "picked"  # how far it came
     stopped: bool = False  # by the user
     rugged: bool = False  # whether annealing for longer still gained
+    near: dict[Configuration, float] = field(default_factory=dict)  # bounds by a glance
     rows: Rows = field(default_factory=dict)  # of orders that several shapes have
     follow: Callable[[], None] = lambda: None  # tells whoever watches
 
@@ -80,8 +82,7 @@ class SearchState:
         spans = self.instance.windows(problem)
         if spans is None:
             return
-        first, last = map(problem.bounds, spans)
-        begun = spans[1][None] if (first == last).all() else starts(problem)
+        begun = spans[1][None] if np.equal(*map(problem.bounds, spans)).all() else starts(problem)
         start = begun[int(problem.times(begun, 0).argmin())]
         found = descend(problem, *spans, start, work_ns)
         if found is None:
@@ -99,8 +100,7 @@ class SearchState:
 
     def _proposals(self, tried: ConfigurationState, times: int) -> int:
         """Returns how many neighbours annealing simulates: no more than there are cuts."""
-        problem = tried.problem
-        most = times * self.effort.proposals * (2 if problem.flagged else 1)
+        problem, most = tried.problem, times * self.effort.proposals * (2 if tried.problem.flagged else 1)
         affordable = int(limits.ANNEAL_NS / (20_000 + 15 * problem.order.actions))
         return min(most, affordable, comb(problem.layers - 1, problem.stages - 1) - 1)
 
@@ -128,7 +128,7 @@ class SearchState:
         plain = self.tried.get(replace(tried.shape, sparing=False)) if tried.problem.flagged else None
         known = None if plain is None else plain.closing
         spans = self.instance.windows(tried.problem)
-        least = max(self.floors.summed_ns(tried.shape, talking=True), self._kept_ns(tried))
+        least = max(self.floors.summed_ns(tried.shape, talking=True), self.kept_ns(tried))
         over = least > self.limit - 1
         self._look_at(tried, tried.problem.talking, None if over else spans, known)
         assert tried.closing is not None
@@ -145,7 +145,7 @@ class SearchState:
             tight = tight or not fits_surely(apart, *narrow)
         return tight
 
-    def _kept_ns(self, tried: ConfigurationState) -> float:
+    def kept_ns(self, tried: ConfigurationState) -> float:
         """Returns the bound of the cuts in which all neighbours talk, as far as an earlier search has proved one."""
         return self.instance.kept.bounds.get(tried.shape, 0.0) if tried.problem.roomless else 0.0
 
@@ -172,7 +172,8 @@ class SearchState:
         if known is None:
             self.rows[learnt] = tried.closing.rows
         if tried.closing.timed is not None and problem.roomless and not problem.silent:
-            self.instance.kept.bounds[tried.shape] = max(tried.closing.timed[0], self._kept_ns(tried))
+            self.instance.kept.bounds[tried.shape] = max(tried.closing.timed[0], self.kept_ns(tried))
+            self.near |= {tried.shape: self.kept_ns(tried)} if tried.problem.chained else {}
         self._learn(tried)
 
     def _learn(self, tried: ConfigurationState) -> None:
@@ -254,7 +255,8 @@ class SearchState:
 
     def least_ns(self, shape: Configuration) -> float:
         """Returns the lower bound by a configuration's totals; no more of it than is needed to rule it out."""
-        least = self.floors.free_ns(shape)
+        plain = self.near.get(replace(shape, recompute=False, sparing=False, chosen=()), 0.0)
+        least = max(self.floors.free_ns(shape), plain)  # no cut takes less than where nothing recomputes
         return least if least > self.limit - 1 else max(least, self.floors.summed_ns(shape))
 
     def promise_ns(self, shape: Configuration) -> float:

@@ -74,3 +74,14 @@ def test_what_one_shape_teaches_about_an_order_bounds_no_other_shape_of_it_above
         closing.prove(closing.record.answer, closing.record.limit, 500, np.inf)
     assert not closing.open
     assert closing.record.limit == best
+
+
+@pytest.mark.parametrize("share", [0.5, 0.95, 1.0, 2.0])
+@pytest.mark.parametrize("seed", range(14))
+def test_a_glance_never_bounds_above_the_fastest_cut_whether_that_fits_or_not(
+    seed: int, share: float
+) -> None:
+    problem = posed(seed)
+    best = int(problem.times(cuts(problem)).min())
+    bound = ConfigurationProof(problem=problem, spans=windows(problem)).glance(int(best * share))
+    assert 0 <= bound <= min(best, int(best * share))

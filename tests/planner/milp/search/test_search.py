@@ -19,6 +19,7 @@ from planner.milp import (
     SearchState,
     SearchWatch,
     effort_named,
+    limits,
     solve,
     solve_with_search,
 )
@@ -116,6 +117,22 @@ def test_a_search_that_is_stopped_before_any_plan_ends(monkeypatch: pytest.Monke
 def test_the_same_question_stopped_at_the_same_place_gives_the_same_bytes() -> None:
     asked = replace(ASKED["free"], effort=effort_named("quick"))
     assert dump(solve(asked)) == dump(quick("free"))
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_bounds_that_come_near_before_any_long_look_are_honest(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    best = found(name)[0].prediction.step_ns
+    monkeypatch.setattr(limits, "LOOKS", 0.0)
+    bounds = []
+    for share in (0.0, 0.9):
+        monkeypatch.setattr(limits, "NEAR_WORK", share)
+        plan = solve(ASKED[name])
+        assert plan.certificate is not None
+        assert plan.certificate.bound_ns <= best <= plan.prediction.step_ns
+        bounds.append(plan.certificate.bound_ns)
+    assert bounds[0] < bounds[1] or (name != "tight" and bounds[0] == bounds[1])
 
 
 # Ctrl-C
