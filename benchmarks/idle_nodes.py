@@ -12,8 +12,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from random import Random
@@ -34,6 +35,8 @@ from tests.slurm.plans import plan_over
 from tests.slurm.warm import Warm
 
 JOBS = ("first", "second")
+KINDS = COMES, DIES, KILLED = "a job of somebody comes", "a node dies", "the process is killed"
+BACK_S = 8.0  # that SLURM takes at most to have a node back
 NODES = 8
 STEPS, QUICK_STEPS = 1500, 100
 TIMES, QUICK_TIMES = 30, 4
@@ -95,12 +98,39 @@ def deciding(folder: Path, warm: Warm, steps: int) -> Iterator[Decider]:
         found.kill()
 
 
-def dies(cluster: Cluster, draw: Random) -> None:
-    node = draw.randint(1, cluster.nodes)
-    cluster.kill_node(node)
-    time.sleep(draw.uniform(1, 6))
-    cluster.start_node(node)
-    cluster.await_nodes()
+@dataclass(frozen=True)
+class Event:
+    """Something that happens to the cluster at a fixed time, whoever has jobs there."""
+
+    kind: str
+    at_s: float  # after the first one
+    number: int  # of nodes that a job takes, or of the node that dies
+    lasts_s: float  # a job, or until the node or process is started again
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A job of somebody: how long it has waited for its nodes, and whether a node was dead or coming back meanwhile."""
+
+    waited_s: float
+    touched: bool
+
+
+def events(times: int) -> list[Event]:
+    """Returns what happens, which is the same each time. Each node is back before anything else happens."""
+    draw, at_s, found = Random(0), 0.0, list[Event]()
+    for number in range(times):
+        kind = KINDS[draw.choice((0, 0, 1, 2)) if number > 2 else number]
+        lasts_s = (
+            draw.randint(2, 8)
+            if kind == COMES
+            else draw.uniform(1, 6)
+            if kind == DIES
+            else draw.uniform(0, 2)
+        )
+        found.append(Event(kind=kind, at_s=at_s, number=draw.randint(1, NODES), lasts_s=lasts_s))
+        at_s += draw.uniform(1, 7) + (lasts_s + BACK_S if kind == DIES else 0.0)
+    return found
 
 
 class Others:
@@ -108,49 +138,64 @@ class Others:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster, self._jobs = cluster, list[str]()
-        self.waited_s: dict[str, float] = {}
+        self._spans: dict[str, tuple[float, float]] = {}
+        self.deaths: list[tuple[float, float]] = []
 
-    def comes(self, draw: Random) -> None:
+    def comes(self, event: Event) -> None:
         """Submits a job for some of the nodes, and some seconds."""
-        nodes, seconds = draw.randint(1, NODES), draw.randint(2, 8)
-        wanted = ["-p", "main", f"-N{nodes}", "--exclusive", "--output=/dev/null", f"--wrap=sleep {seconds}"]
-        self._jobs.append(self._cluster.run("sbatch", "--parsable", *wanted))
+        size = [f"-N{event.number}", "--exclusive", f"--wrap=sleep {event.lasts_s:g}"]
+        self._jobs.append(
+            self._cluster.run("sbatch", "--parsable", "-p", "main", "--output=/dev/null", *size)
+        )
+
+    def dies(self, event: Event) -> None:
+        """Kills a node, starts it again, and waits until SLURM has it back."""
+        begin_s = time.time()
+        self._cluster.kill_node(event.number)
+        time.sleep(event.lasts_s)
+        self._cluster.start_node(event.number)
+        self._cluster.await_nodes()
+        self.deaths.append((begin_s, time.time()))
 
     def look(self) -> bool:
         """Notes the jobs that have started, and returns whether all have."""
-        for job in [job for job in self._jobs if job not in self.waited_s]:
+        for job in [job for job in self._jobs if job not in self._spans]:
             said = self._cluster.run("scontrol", "show", "job", "-o", job)
             found = dict(re.findall(r" (SubmitTime|StartTime|JobState)=(\S+)", said))
             if found["JobState"] != "PENDING":
                 begin, start = (datetime.fromisoformat(found[key]) for key in ("SubmitTime", "StartTime"))
-                self.waited_s[job] = (start - begin).total_seconds()
-        return len(self.waited_s) == len(self._jobs)
+                self._spans[job] = begin.timestamp(), start.timestamp()
+        return len(self._spans) == len(self._jobs)
+
+    @property
+    def waits(self) -> list[Wait]:
+        """Returns the waits of all jobs in the order in which they came."""
+        spans = [self._spans[job] for job in self._jobs]
+        return [
+            Wait(start - begin, any(begin <= back + 1 and died <= start + 1 for died, back in self.deaths))
+            for begin, start in spans
+        ]
 
 
-def disturb(cluster: Cluster, times: int, others: Others, decider: Decider | None) -> dict[str, int]:
-    """Lets jobs come, nodes die and the process be killed, as the seed says, and returns how often each was.
+def disturb(found: Sequence[Event], others: Others, decider: Decider | None) -> None:
+    """Lets jobs come, nodes die and the process be killed, each at its time.
 
     Args: without `decider`, all else happens at the same times as with it, where nobody but others has jobs.
     """
-    draw = Random(0)
-    counts = dict.fromkeys(("a job of somebody comes", "a node dies", "the process is killed"), 0)
-    for number in range(times):
-        kind = list(counts)[draw.choice((0, 0, 1, 2)) if number > 2 else number]
-        counts[kind] += 1
-        if kind == "a job of somebody comes":
-            others.comes(draw)
-        elif kind == "a node dies":
-            dies(cluster, draw)
-        else:
-            pause = draw.uniform(0, 2)
-            if decider is not None:
-                decider.kill()
-                time.sleep(pause)
-                decider.start()
-        time.sleep(draw.uniform(1, 7))
-        others.look()
+    begin_s = time.monotonic()
+    for event in found:
+        while time.monotonic() < begin_s + event.at_s:
+            time.sleep(min(1.0, max(0.0, begin_s + event.at_s - time.monotonic())))
+            others.look()
+        if event.kind == COMES:
+            others.comes(event)
+        elif event.kind == DIES:
+            others.dies(event)
+        elif decider is not None:
+            decider.kill()
+            time.sleep(event.lasts_s)
+            decider.start()
     until(others.look, "all jobs of others have started", 120)
-    return counts
 
 
 def disturbed(
@@ -160,14 +205,14 @@ def disturbed(
     paths = [Paths(folder / "idle" / job) for job in JOBS]
     alone = launch_inline(plan(1, "0"), folder / "alone", steps=steps).check().losses
     write_plans(folder / "jobs")
+    happens = events(times)
     others, without = Others(cluster), Others(cluster)
-    disturb(cluster, times, without, None)
+    disturb(happens, without, None)
     with deciding(folder, warm, steps) as decider:
         until(lambda: all(losses_of(each) for each in paths), "first steps")
-        counts = disturb(cluster, times, others, decider)
+        disturb(happens, others, decider)
         until(lambda: decider.process.poll() is not None, "all jobs are done", ENDS_S)
     states = [outcome_of(each) for each in paths]
-    waits = list(others.waited_s.values())
     notes = [each for job in JOBS for each in _notes(folder / "idle", job)]
     took = {
         up: [n.took_s for n in notes if n.what == "trained" and (n.nodes > n.before) == up]
@@ -192,26 +237,59 @@ def disturbed(
         columns=("job", "ended", "steps", "losses as undisturbed", "largest difference", "samples trained"),
         rows=rows,
         notes=(
-            ", ".join(f"{kind}: {count}" for kind, count in counts.items()) + ".",
+            ", ".join(f"{kind}: {sum(x.kind == kind for x in happens)}" for kind in KINDS) + ".",
             f"Losses differ by the order in which two replicas add; each job trains {rows[0][5]} samples of its stream.",
         ),
     )
     seconds = [x for found in took.values() for x in found]
     changes = Table(
-        title="What a change takes, and how long others wait",
+        title="What a change takes",
         columns=("what", "times", "median s", "worst s"),
         rows=[
             ("a job gets more nodes, or any: decided to first step", *_spread(took[True])),
             ("a job gets fewer nodes: decided to first step", *_spread(took[False])),
-            ("a job of somebody waits for its nodes", *_spread(waits)),
-            ("the same jobs at the same times, without ours", *_spread(list(without.waited_s.values()))),
         ],
         notes=(
             f"SLURM gives a job of ours {GRACE_S:g} s to end when others need its nodes. First steps are seen once a second.",
             "Ranks are forked from a warm process, so that starting Python is not part of the figures.",
         ),
     )
-    return [table, changes], median(seconds) if seconds else float("nan")
+    return [table, changes, waiting(without.waits, others.waits)], median(seconds) if seconds else float(
+        "nan"
+    )
+
+
+def waiting(without: Sequence[Wait], beside: Sequence[Wait]) -> Table:
+    """Returns how long each job of somebody has waited for its nodes without ours and beside them."""
+    rows: list[tuple[Cell, ...]] = []
+    pairs = list(zip(without, beside, strict=True))
+    for name, touched in (("no node was dead meanwhile", False), ("a node was dead or coming back", True)):
+        own = [(a.waited_s, b.waited_s) for a, b in pairs if (a.touched or b.touched) == touched]
+        if own:
+            more = [b - a for a, b in own]
+            alone, ours = ([pair[i] for pair in own] for i in (0, 1))
+            rows.append(
+                (name, len(own), median(alone), max(alone), median(ours), max(ours), median(more), max(more))
+            )
+    return Table(
+        title="How long jobs of others wait for their nodes, by the start times of SLURM",
+        columns=(
+            "jobs",
+            "times",
+            "without ours, median s",
+            "worst",
+            "beside ours",
+            "worst",
+            "longer by",
+            "worst",
+        ),
+        rows=rows,
+        notes=(
+            "The same jobs come at the same times, and the same nodes die. SLURM counts in whole seconds.",
+            "Jobs wait for one another, too. What a dead node makes them wait depends on whom SLURM finds on it, "
+            "so that these jobs stand apart.",
+        ),
+    )
 
 
 def _notes(root: Path, job: str) -> list[Note]:
