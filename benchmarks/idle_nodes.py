@@ -30,7 +30,7 @@ from runtime.runfolder import Paths, losses_of, outcome_of
 from runtime.scavenge import Asked, IdleJournal, Note
 from tests.slurm import cluster as clusters
 from tests.slurm.cluster import Cluster
-from tests.slurm.jobs import PACED, until
+from tests.slurm.jobs import PACED, launch, until
 from tests.slurm.plans import plan_over
 from tests.slurm.warm import Warm
 
@@ -40,6 +40,7 @@ BACK_S = 8.0  # that SLURM takes at most to have a node back
 NODES = 8
 STEPS, QUICK_STEPS = 1500, 100
 TIMES, QUICK_TIMES = 30, 4
+REPEATS, QUICK_REPEATS = 7, 1
 EVERY_S, GRACE_S, AIM_RESCALE_S = 2.0, 10.0, 15.0
 ENDS_S = 1500.0
 CLOSE = (
@@ -143,7 +144,7 @@ class Others:
 
     def comes(self, event: Event) -> None:
         """Submits a job for some of the nodes, and some seconds."""
-        size = [f"-N{event.number}", "--exclusive", f"--wrap=sleep {event.lasts_s:g}"]
+        size = [f"-N{event.number}", "--exclusive", "--no-requeue", f"--wrap=sleep {event.lasts_s:g}"]
         self._jobs.append(
             self._cluster.run("sbatch", "--parsable", "-p", "main", "--output=/dev/null", *size)
         )
@@ -196,6 +197,66 @@ def disturb(found: Sequence[Event], others: Others, decider: Decider | None) -> 
             time.sleep(event.lasts_s)
             decider.start()
     until(others.look, "all jobs of others have started", 120)
+
+
+def start_s(cluster: Cluster, mark: Path) -> float:
+    """Returns the seconds from the submission of a job for all nodes to its first line, and lets it end."""
+    begin_s = time.time()
+    line = f"date +%s.%N > {mark}.part && mv {mark}.part {mark}; sleep 1"
+    wanted = [
+        "-p",
+        "main",
+        f"-N{NODES}",
+        "--exclusive",
+        "--no-requeue",
+        "--output=/dev/null",
+        f"--wrap={line}",
+    ]
+    job = cluster.run("sbatch", "--parsable", *wanted)
+    until(mark.exists, "the job of somebody has all nodes", 120)
+    until(
+        lambda: not cluster.run("squeue", "-h", "-t", "R,CG", "-j", job, "-o", "%i"), "that job has ended", 60
+    )
+    return float(mark.read_text()) - begin_s
+
+
+def starts(folder: Path, cluster: Cluster, warm: Warm, repeats: int) -> Table:
+    """Returns how soon a job for all nodes starts: on idle ones, and where others that give way have them."""
+    found: dict[str, list[float]] = {
+        name: [] for name in ("nobody", "sleep, which ends at once", "two of ours")
+    }
+    idle, slept, ours = found.values()
+    options = {"partition": "spot", "requeues": 100}
+    for number in range(repeats):
+        cluster.clear()
+        idle.append(start_s(cluster, folder / f"idle-{number}"))
+        words = ["-p", "spot", f"-N{NODES}", "--exclusive", "--requeue", "--output=/dev/null"]
+        job = cluster.run("sbatch", "--parsable", *words, "--wrap=srun sleep 600")
+        until(
+            lambda job=job: cluster.run("squeue", "-h", "-s", "-j", job, "-o", "%i").count(".") > 1, "a step"
+        )
+        slept.append(start_s(cluster, folder / f"slept-{number}"))
+        cluster.clear()
+        runs = [
+            launch(
+                warm, plan(4, "0.1"), folder / f"{name}-{number}", steps=STEPS, options=options, save_every=20
+            )
+            for name in JOBS
+        ]
+        until(lambda runs=runs: all(len(losses_of(run.paths)) > 4 for run in runs), "steps of both")
+        ours.append(start_s(cluster, folder / f"ours-{number}"))
+        for run in runs:
+            run.cancel()
+    cluster.clear()
+    return Table(
+        title=f"A job of somebody for all {NODES} nodes: seconds from sbatch to its first line",
+        columns=("who has the nodes", "times", "median s", "worst s"),
+        rows=[(name, *_spread(each)) for name, each in found.items()],
+        notes=(
+            "SLURM looks for work once a second. What it takes to hand over nodes of a step that ends at its signal is "
+            "its own; what ours take longer is the rest of a step, a checkpoint, and the end of their processes.",
+        ),
+    )
 
 
 def disturbed(
@@ -311,7 +372,9 @@ def run(quick: bool) -> Result:
     else:
         with test_cluster(nodes=NODES) as (cluster, warm, folder):
             sizes = (QUICK_STEPS, QUICK_TIMES) if quick else (STEPS, TIMES)
+            first = starts(folder, cluster, warm, QUICK_REPEATS if quick else REPEATS)
             tables, rescale_s = disturbed(folder, cluster, warm, *sizes)
+            tables = [*tables, first]
     return Result(
         name="idle_nodes",
         claim="Whatever happens to nodes, jobs and the process that decides, each sample is trained once and losses are "
