@@ -18,8 +18,9 @@ from planner.capture import Captured, capture, materialise
 from planner.capture.stage_modules import whole
 from planner.measure import measure
 from planner.measure.bench import Bench
+from planner.measure.passes import Clock, clock_of
 from planner.measure.specimens import Way, made_up_weights, real_specimen
-from planner.measure.timing import VISITS, Clock, Samples, clock_of, time_round
+from planner.measure.timing import VISITS, Samples, time_round
 from planner.model import Buffer, Parameter
 from planner.profile import Profile
 from planner.workload import Workload, load

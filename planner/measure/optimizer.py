@@ -16,8 +16,9 @@ from torch import nn
 from planner.capture import meter_of
 from planner.cluster import Device
 from planner.errors import BadInput
+from planner.measure.passes import Clock
 from planner.measure.rows import Counter
-from planner.measure.timing import Clock, spread_of
+from planner.measure.timing import spread_of
 from planner.model import ModelGraph, Parameter
 from planner.profile import OptimizerCost, Seconds
 from planner.workload import Workload, joint_optimizer, whole_optimizer

@@ -1,4 +1,4 @@
-"""The passes of one layer as they will run: forward, whole backward, and its halves.
+"""The passes of one layer as they will run: forward, whole backward, and its halves; and the clocks that time them.
 
 Gradients of parameters are added to buffers that exist already, gradients of inputs are made anew: that is what a
 stage does, and the additions are part of what is timed.
@@ -6,9 +6,10 @@ stage does, and the additions are part of what is timed.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from planner.capture import StageModule
 from planner.model import Layer
 from planner.spatial import Layout
 
+T = TypeVar("T")
 Values = Mapping[str, Tensor]
 Forward = Callable[[Values], Values]
 
@@ -207,3 +209,62 @@ def forget_gradients(specimen: Specimen) -> None:
     """
     for tensor in specimen.differentiable_inputs:
         tensor.grad = None
+
+
+class Clock(Protocol):
+    """A clock that times one action on one kind of device."""
+
+    def time(self, action: Callable[[], T]) -> tuple[float, T]:
+        """Runs an action and returns how long it took and what it gave.
+
+        Args: `action` is called once.
+        Returns: seconds, and the action's result.
+        """
+
+
+class CpuClock:
+    """A clock of wall time. With several threads on a busy machine it counts what other processes take as well."""
+
+    def time(self, action: Callable[[], T]) -> tuple[float, T]:
+        start = time.perf_counter_ns()
+        result = action()
+        return (time.perf_counter_ns() - start) * 1e-9, result
+
+
+class ProcessorClock:
+    """A clock of the processor time of this process, which other processes do not change; for a single thread."""
+
+    def time(self, action: Callable[[], T]) -> tuple[float, T]:
+        start = time.process_time_ns()
+        result = action()
+        return (time.process_time_ns() - start) * 1e-9, result
+
+
+class CudaClock:
+    """A clock of the time between two events on the device.
+
+    The host waits before and after, so nothing else is counted.
+    """
+
+    def time(self, action: Callable[[], T]) -> tuple[float, T]:
+        start, end = _event(), _event()
+        torch.cuda.synchronize()
+        start.record()
+        result = action()
+        end.record()
+        torch.cuda.synchronize()
+        return start.elapsed_time(end) * 1e-3, result
+
+
+def clock_of(device: str) -> Clock:
+    """Returns the clock for a device: events on a GPU, processor time for a single thread, else wall time.
+
+    Args: `device` is a torch device, such as cuda:0.
+    """
+    if torch.device(device).type == "cuda":
+        return CudaClock()
+    return ProcessorClock() if torch.get_num_threads() == 1 else CpuClock()
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

@@ -23,7 +23,14 @@ from planner.capture import opaque_layers, storage_of
 from planner.cluster import Device
 from planner.measure.bench import Bench
 from planner.measure.footprint import Footprint, Reserves, footprint
-from planner.measure.passes import Specimen, forget_gradients, gradients_of, roots_of, whole_backward
+from planner.measure.passes import (
+    Specimen,
+    clock_of,
+    forget_gradients,
+    gradients_of,
+    roots_of,
+    whole_backward,
+)
 from planner.measure.process.protocol import Begun, Done, Failed, MeasureProgress, RowEvent
 from planner.measure.specimens import Situation, fake_specimen, real_specimen
 from planner.measure.timing import (
@@ -31,7 +38,6 @@ from planner.measure.timing import (
     PassTimes,
     Samples,
     Visit,
-    clock_of,
     pass_times,
     time_rounds,
     with_halves,

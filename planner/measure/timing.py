@@ -7,24 +7,32 @@ lies from that of all, whichever is more.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from planner.arrays import NS_PER_S
-from planner.measure.passes import Apart, Specimen, forget_gradients, gradients_of, roots_of, whole_backward
+from planner.errors import BadInput
+from planner.measure.passes import (
+    Apart,
+    Clock,
+    CpuClock,
+    Specimen,
+    forget_gradients,
+    gradients_of,
+    roots_of,
+    whole_backward,
+)
 from planner.profile import SampleCost, Seconds
-from planner.workload import Workload, has_raw
-
-T = TypeVar("T")
+from planner.workload import Workload, has_raw, reseed, spared
 
 
 class Visit(NamedTuple):
@@ -38,66 +46,8 @@ class Visit(NamedTuple):
 
 VISITS = (Visit(2, 3, 30, 0.5), Visit(1, 1, 15, 0.25), Visit(1, 1, 15, 0.25))
 MOST_SAMPLES, SAMPLES_S = 32, 2.0  # that are read to time them, and how long at most
+JOINED = (1, 5)  # samples of the batches that they are joined to
 _INSTANT_S = 1 / NS_PER_S  # plans count in whole nanoseconds
-
-
-class Clock(Protocol):
-    """A clock that times one action on one kind of device."""
-
-    def time(self, action: Callable[[], T]) -> tuple[float, T]:
-        """Runs an action and returns how long it took and what it gave.
-
-        Args: `action` is called once.
-        Returns: seconds, and the action's result.
-        """
-
-
-class CpuClock:
-    """A clock of wall time. With several threads on a busy machine it counts what other processes take as well."""
-
-    def time(self, action: Callable[[], T]) -> tuple[float, T]:
-        start = time.perf_counter_ns()
-        result = action()
-        return (time.perf_counter_ns() - start) * 1e-9, result
-
-
-class ProcessorClock:
-    """A clock of the processor time of this process, which other processes do not change; for a single thread."""
-
-    def time(self, action: Callable[[], T]) -> tuple[float, T]:
-        start = time.process_time_ns()
-        result = action()
-        return (time.process_time_ns() - start) * 1e-9, result
-
-
-class CudaClock:
-    """A clock of the time between two events on the device.
-
-    The host waits before and after, so nothing else is counted.
-    """
-
-    def time(self, action: Callable[[], T]) -> tuple[float, T]:
-        start, end = _event(), _event()
-        torch.cuda.synchronize()
-        start.record()
-        result = action()
-        end.record()
-        torch.cuda.synchronize()
-        return start.elapsed_time(end) * 1e-3, result
-
-
-def clock_of(device: str) -> Clock:
-    """Returns the clock for a device: events on a GPU, processor time for a single thread, else wall time.
-
-    Args: `device` is a torch device, such as cuda:0.
-    """
-    if torch.device(device).type == "cuda":
-        return CudaClock()
-    return ProcessorClock() if torch.get_num_threads() == 1 else CpuClock()
-
-
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 @dataclass(slots=True)
@@ -263,33 +213,88 @@ def spread_of(*visits: Sequence[float]) -> Seconds:
 
 
 def sample_cost(workload: Workload) -> SampleCost | None:
-    """Times reading and joining samples of a dataset in this process. The first sample, which opens files, is left out.
+    """Times reading and joining samples of a dataset in this process, by a DataLoader as a rank reads.
+
+    Seeds and generators are counted, which a processor that has waited for a sample is far slower at. The first sample
+    opens files, so that it and its batch are left out.
 
     Returns: None for synthetic samples, and for a dataset that is read by regions.
+    Raises: BadInput where the dataset has no samples.
     """
     data: Any = workload.dataset()
     if data is None or getattr(data, "regions", False) is True:
         return None
-    cold, warm, finish, samples = list[float](), list[float](), list[float](), list[object]()
-    every = iter(data) if isinstance(data, IterableDataset) else None
-    clock, begun = CpuClock(), time.monotonic()
-    for index in range(0, len(data), max(1, len(data) // MOST_SAMPLES))[:MOST_SAMPLES]:
-        read = partial(next, every) if every is not None else partial(data.__getitem__, index)
-        took_s, sample = clock.time(read)
-        cold.append(took_s)
-        warm.append(took_s if every is not None else clock.time(read)[0])
-        if has_raw(data):
-            finish.append(clock.time(partial(data.finish, data.raw(index)))[0])
-        samples.append(sample)
+    if not len(data):
+        raise BadInput("dataset() has no samples", where=workload.where)
+    samples = _TimedSamples(data, iter(data) if isinstance(data, IterableDataset) else None)
+    every = list(range(0, len(data), max(1, len(data) // MOST_SAMPLES))[:MOST_SAMPLES])
+    groups = [every[first : first + size] for first, size in _groups(len(every))]
+    batches = iter(DataLoader(samples, batch_sampler=groups, collate_fn=workload.collate))
+    warm, finish, around = list[float](), list[float](), {size: list[float]() for size in JOINED}
+    clock, begun, nbytes = CpuClock(), time.monotonic(), 0
+    for group in groups:
+        spent_s = sum(samples.cold)
+        took_s, batch = clock.time(partial(_drawn, batches))
+        around.setdefault(len(group), []).append(took_s - (sum(samples.cold) - spent_s))
+        nbytes = sum(x.nbytes for x in pytree.tree_leaves(batch) if isinstance(x, Tensor)) // len(group)
+        for index in group if samples.every is None else ():
+            warm.append(clock.time(partial(data.__getitem__, index))[0])
+            if has_raw(data):
+                finish.append(clock.time(partial(data.finish, data.raw(index)))[0])
         if time.monotonic() - begun > SAMPLES_S:
             break
-    joined = [clock.time(partial(workload.collate, samples)) for _ in range(3)]
-    collate_s, batch = min(took_s for took_s, _ in joined), joined[0][1]
-    leaves = [x for x in pytree.tree_leaves(batch) if isinstance(x, Tensor)]
+    each_s, batch_s = _joining(around)
     return SampleCost(
-        cold_s=statistics.fmean(cold[1:] or cold),
-        warm_s=statistics.fmean(warm[1:] or warm),
-        collate_s=collate_s / len(samples),
-        sample_bytes=sum(x.nbytes for x in leaves) // len(samples),
+        cold_s=statistics.fmean(samples.cold[1:] or samples.cold),
+        warm_s=statistics.fmean(warm[1:] or warm or samples.cold),
+        collate_s=each_s,
+        sample_bytes=nbytes,
         finish_s=statistics.fmean(finish[1:] or finish) if finish else 0.0,
+        batch_s=batch_s,
     )
+
+
+def _groups(count: int) -> Iterator[tuple[int, int]]:
+    """Yields first sample and size of batches: three of one sample, then a larger one, and so on."""
+    first = 0
+    for number in itertools.count():
+        if first >= count:
+            return
+        size = min(JOINED[number % 4 == 3], count - first)
+        yield first, size
+        first += size
+
+
+def _drawn(batches: Iterator[object]) -> object:
+    with spared():
+        return next(batches)
+
+
+def _joining(around: Mapping[int, Sequence[float]]) -> tuple[float, float]:
+    """Returns what is done around reading, in seconds: for each sample, and for each batch whatever its size.
+
+    Args: `around` has that time for batches of each size, of which the very first is left out.
+    """
+    one, many = JOINED
+    single = statistics.median(around[one][1:] or around[one])
+    if not around[many]:
+        return single, 0.0
+    each = min(single, max(_INSTANT_S, (statistics.median(around[many]) - single) / (many - one)))
+    return each, single - each
+
+
+class _TimedSamples(Dataset[object]):
+    """The samples of a dataset, each drawn under a seed of its own, with the seconds that each took."""
+
+    def __init__(self, data: Any, every: Iterator[object] | None) -> None:
+        self._data, self.every = data, every
+        self.cold: list[float] = []
+
+    def __getitem__(self, index: int) -> object:
+        took_s, sample = CpuClock().time(partial(self._read, index))
+        self.cold.append(took_s)
+        return sample
+
+    def _read(self, index: int) -> object:
+        reseed(index)
+        return next(self.every) if self.every is not None else self._data[index]

@@ -97,7 +97,10 @@ def _reading(found: SampleCost | None) -> SampleReading | None:
     if found is None:
         return None
     whole, stored = (round((each + found.collate_s) * NS_PER_S) for each in (found.cold_s, found.finish_s))
-    return SampleReading(sample_ns=whole, finish_ns=stored, sample_bytes=found.sample_bytes)
+    batch_ns = round(found.batch_s * NS_PER_S)
+    return SampleReading(
+        sample_ns=whole, finish_ns=stored, batch_ns=batch_ns, sample_bytes=found.sample_bytes
+    )
 
 
 def _kept(entries: KeptEntries) -> KeptWeights | None:

@@ -251,8 +251,10 @@ def reading_ns(plan: Plan) -> int:
 
     Args: `plan` has no `data` where that is not known, which gives 0. From a store, samples are finished and joined.
     """
-    each_ns = plan.data.each_ns if plan.data is not None else 0
-    return max(plan.batch.shares or (plan.batch.micros,)) * plan.batch.micro * each_ns
+    if plan.data is None:
+        return 0
+    micros = max(plan.batch.shares or (plan.batch.micros,))
+    return micros * (plan.data.batch_ns + plan.batch.micro * plan.data.each_ns)
 
 
 def with_store(plan: Plan, store: Literal["none", "ram"]) -> Plan:

@@ -198,6 +198,7 @@ class SampleReading(Part):
     finish_ns: Natural = Field(
         default=0, description="of these, where a store keeps samples as they are read"
     )
+    batch_ns: Natural = Field(default=0, description="of one reader, for each batch beside its samples")
     sample_bytes: Natural = Field(default=0, description="of one sample as tensors")
     store: Literal["none", "ram"] = Field(
         default="none", description="ram: the nodes keep the samples in memory"

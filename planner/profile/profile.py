@@ -165,6 +165,7 @@ class SampleCost:
     finish_s: float = (
         0.0  # of warm_s, in finish(raw): what is left to do where raw samples are kept in memory
     )
+    batch_s: float = 0.0  # of each batch, whatever its samples
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -2,7 +2,8 @@
 
     sets        j jobs; k sizes of job j, and 0; p pools of nodes (racks, kinds), one where nothing else is asked
     given       O_j(k) worth of a second on k nodes, C_j nodes that the job holds now, U_j and D_j seconds without
-                training after it grew or shrank, T seconds to look ahead, n_p idle nodes, r limits of an administrator
+                training after it grew or shrank (less what is left of a pause that it is in, 0 at least), T seconds to
+                look ahead, n_p idle nodes, r limits of an administrator
     variables   x_jkp = 1 where job j trains on k nodes of pool p
     objective   maximise  sum_jkp x_jkp (T O_j(k) - O_j(C_j) (U_j [k > C_j] + D_j [k < C_j]))       `gain`
     subject to  sum_kp x_jkp = 1          every job has one size, perhaps 0                         row 1
@@ -39,6 +40,7 @@ class Holding:
     nodes: int = 0  # that are still there
     worth: float = 0.0  # of a second as it was before; 0 for a job that does not train
     broken: bool = False  # nodes were taken from it: it has to start again, at any size
+    rest_s: float = 0.0  # of a pause that it is in: a change now costs only what its own pause is longer
     pool: str = ""
 
 
@@ -66,7 +68,7 @@ def _gains(
     job, held = holding.job, holding.nodes
     again = holding.broken or (moved and held > 0)
     pauses = np.where(sizes > held, job.up_s, np.where((sizes < held) | again, job.down_s, 0.0))
-    return np.asarray(look_ahead_s * worths - holding.worth * pauses)
+    return np.asarray(look_ahead_s * worths - holding.worth * np.maximum(pauses - holding.rest_s, 0.0))
 
 
 def decide(

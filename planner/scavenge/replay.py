@@ -116,8 +116,11 @@ class _Running:
     broken: bool = False  # nodes were taken just now
     worth: float = 0.0
 
-    def holding(self) -> Holding:
-        return Holding(job=self.job, nodes=len(self.nodes), worth=self.worth, broken=self.broken)
+    def holding(self, now: float) -> Holding:
+        rest_s = max(0.0, self.until_s - now)
+        return Holding(
+            job=self.job, nodes=len(self.nodes), worth=self.worth, broken=self.broken, rest_s=rest_s
+        )
 
 
 class _Replay:
@@ -148,7 +151,7 @@ class _Replay:
 
     def change(self, policy: Policy, now: float) -> None:
         """Gives every job the size that the policy says; jobs give nodes back before others take them."""
-        holdings = [each.holding() for each in self.running]
+        holdings = [each.holding(now) for each in self.running]
         sizes = policy(holdings, len(self.idle))
         free = self.idle.difference(*(each.nodes for each in self.running))
         moving = [

@@ -24,7 +24,7 @@ from planner.workload.optimizers import (
     with_parts,
     without_numbers,
 )
-from planner.workload.served import SOCKET, flat
+from planner.workload.served import SOCKET, flat, reseed, seeded, spared
 from planner.workload.user_file import MODELS, is_users, outside, parse_settings, where_raised
 from planner.workload.workload import Workload, arguments_of, evaluable, has_raw, load
 
@@ -51,7 +51,10 @@ __all__ = [
     "of_nothing",
     "outside",
     "parse_settings",
+    "reseed",
+    "seeded",
     "shrunk",
+    "spared",
     "where_raised",
     "whole_optimizer",
     "with_parts",

@@ -1,12 +1,19 @@
-"""Samples as data: the nesting of a batch with its tensors apart, and datasets that a notebook serves to ranks."""
+"""Samples as data: the nesting of a batch with its tensors apart, and datasets that a notebook serves to ranks.
+
+Samples are drawn under seeds of their own; the generators that this takes are here, too.
+"""
 
 from __future__ import annotations
 
 import json
+import random
 import socket
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import numpy as np
 
 from planner.errors import BadInput
 from planner.workload.user_file import kind_of
@@ -142,3 +149,37 @@ def unflat(shape: Mapping[str, Json], tensors: Mapping[str, torch.Tensor], n: Se
     ((kind, parts),) = shape.items()
     made: Sequence[object] = [unflat(x, tensors, n) for x in parts]
     return tuple(made) if kind == "tuple" else made
+
+
+@contextmanager
+def spared() -> Iterator[None]:
+    """Puts the generators of torch, numpy and Python back afterwards as if nothing had been drawn."""
+    import torch
+
+    before, arrays = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            random.setstate(before)
+            np.random.set_state(arrays)
+
+
+def reseed(seed: int) -> None:
+    """Seeds torch, numpy and Python.
+
+    Without an accelerator torch.manual_seed would keep each call, with a traceback, for devices that never come.
+    """
+    import torch
+
+    (torch if torch.accelerator.is_available() else torch.default_generator).manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seeds torch, numpy and Python, and puts their generators back afterwards as if nothing had been."""
+    with spared():
+        reseed(seed)
+        yield

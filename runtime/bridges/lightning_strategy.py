@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from planner.errors import BadInput
+from planner.workload import seeded
 from runtime.bridges.prepared import Prepare, Prepared, TrainedStep
-from runtime.data import seeded
 
 GRADIENT_HOOKS = (
     "on_before_zero_grad",

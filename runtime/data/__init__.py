@@ -8,7 +8,7 @@ Start at `batches.py`; `regions.py` is for datasets that read a part of a sample
 from runtime.data.batches import Batches, Wanted
 from runtime.data.live import live_workload
 from runtime.data.regions import Feed, Region, Rows
-from runtime.data.stream import ByPosition, Pass, Stream, raw_of, seeded
+from runtime.data.stream import ByPosition, Pass, Stream, raw_of
 
 __all__ = [
     "Batches",
@@ -21,5 +21,4 @@ __all__ = [
     "Wanted",
     "live_workload",
     "raw_of",
-    "seeded",
 ]

@@ -9,6 +9,7 @@ An evaluation goes over its dataset once, in order (`once`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import count, repeat
 
@@ -19,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from planner.errors import BadInput, ShardwrightError
 from planner.model import ModelGraph
-from planner.workload import Workload, where_raised
+from planner.workload import Workload, reseed, spared, where_raised
 from runtime.data.regions import (
     ByValue,
     Needed,
@@ -42,8 +43,6 @@ from runtime.data.stream import (
     length_of,
     mix,
     passes,
-    reseed,
-    spared,
     stream_of,
 )
 
@@ -189,7 +188,7 @@ class Batches:
         try:
             for number in count():
                 kept.reach(first_sample + number * self._wanted.step_samples)
-                with spared():
+                with nullcontext() if self._workers else spared():  # readers draw in processes of their own
                     step: dict[int, Mapping[str, Tensor]] = {
                         number: self._named(*next(pairs), micro=micro) for number in self._wanted.micros
                     }

@@ -28,8 +28,8 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 
 from planner.capture import LiveLoop, write_model
 from planner.errors import BadInput
-from planner.workload import SOCKET, STORED, Workload, flat, load
-from runtime.data.stream import mix, reseed, seeded, spared
+from planner.workload import SOCKET, STORED, Workload, flat, load, reseed, seeded, spared
+from runtime.data.stream import mix
 
 TARGETS = ("labels", "label", "targets", "target")
 EXAMPLE_SAMPLES, MOST_SAMPLES = 4, 32

@@ -6,9 +6,7 @@ under every plan, and where a run stands is one number.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple, cast
@@ -22,7 +20,7 @@ from torch.utils.data import Dataset
 from planner.arrays import IntArray
 from planner.capture import growing_dim
 from planner.errors import BadInput
-from planner.workload import Workload, has_raw
+from planner.workload import Workload, has_raw, reseed, seeded
 
 Sampler = Callable[[int, int], object]  # seed, epoch -> indices
 
@@ -158,36 +156,6 @@ def mix(seed: int, index: int) -> int:
     x = (seed * 0x9E3779B97F4A7C15 + index * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) & (2**64 - 1)
     x ^= x >> 31
     return (x * 0x94D049BB133111EB & (2**64 - 1)) >> 1
-
-
-@contextmanager
-def spared() -> Iterator[None]:
-    """Puts the generators of torch, numpy and Python back afterwards as if nothing had been drawn."""
-    before, arrays = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        try:
-            yield
-        finally:
-            random.setstate(before)
-            np.random.set_state(arrays)
-
-
-def reseed(seed: int) -> None:
-    """Seeds torch, numpy and Python.
-
-    Without an accelerator torch.manual_seed would keep each call, with a traceback, for devices that never come.
-    """
-    (torch if torch.accelerator.is_available() else torch.default_generator).manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Seeds torch, numpy and Python, and puts their generators back afterwards as if nothing had been."""
-    with spared():
-        reseed(seed)
-        yield
 
 
 class Read(NamedTuple):

@@ -33,6 +33,7 @@ from runtime.runfolder import (
     outside_bars,
     readers_of,
     recent,
+    usual_s,
 )
 
 ENOUGH = ("running", "done", "unknown")
@@ -88,7 +89,7 @@ def of(folder: Path) -> Status:
     workers = readers_of(job)
     queued = slurm.Queued.read(paths)
     state, reason = _state(paths)
-    step_s = median(steps.seconds) if steps.seconds else None
+    step_s = usual_s(steps.seconds, steps.waits) if steps.seconds else None
     last = _last_checkpoint(paths)
     return Status(
         run=str(paths.root),

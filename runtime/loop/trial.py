@@ -17,8 +17,8 @@ from torch.utils import _pytree as pytree
 from planner.capture import Captured, evaluation_of, with_names
 from planner.errors import BadInput, BadPlan
 from planner.plan import BY_ELEMENT, Plan, graph_on_group, is_cut, schedule_of, shard_of, updaters
-from planner.workload import Workload
-from runtime.data import Batches, Wanted, seeded
+from planner.workload import Workload, seeded
+from runtime.data import Batches, Wanted
 from runtime.dedup import index_digest
 from runtime.layout import graph_of_others, largest_parts
 from runtime.loop.evaluate import Watch, unserved

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from planner.doors import later
 from runtime.runfolder.claim import claimed
-from runtime.runfolder.drift import DriftWatch, outside_bars, readers_of, waiting
+from runtime.runfolder.drift import DriftWatch, outside_bars, readers_of, usual_s, waiting
 from runtime.runfolder.durable import append_step, keep_room, write_durably, write_whole
 from runtime.runfolder.holder import (
     RunProcess,
@@ -129,6 +129,7 @@ __all__ = [
     "tell",
     "trace_of",
     "unused",
+    "usual_s",
     "waiting",
     "write_cause",
     "write_durably",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import fmean, median
 
 from planner.plan import Plan, awaited_ns
 from planner.timeline import WARM_UP_STEPS
@@ -55,6 +55,15 @@ def waiting(steps: Collection[tuple[float, float]]) -> str:
     )
 
 
+def usual_s(seconds: Sequence[float], waits: Collection[tuple[float, float]]) -> float:
+    """Returns what steps take: their median, and their mean where ranks wait for samples.
+
+    Several readers deliver at about the same time, so that one step waits long and the next ones hardly.
+    Args: `seconds` are of steps after the warm-up, one at least; `waits` are durations with the part that was waited.
+    """
+    return fmean(seconds) if waiting(waits) else median(seconds)
+
+
 @dataclass
 class DriftWatch:
     """A watch over the steps of a running rank. It says once that they have left the error bars, or wait for samples."""
@@ -76,7 +85,7 @@ class DriftWatch:
             self.latest.append((seconds, waited_s))
         if self.said or len(self.latest) < JUDGED_STEPS:
             return ""
-        measured_ns = median(took_s for took_s, _ in self.latest) * 1e9
+        measured_ns = usual_s([took_s for took_s, _ in self.latest], self.latest) * 1e9
         found = (waiting(self.latest), outside_bars(self.plan, measured_ns, self.workers))
         self.said = any(found)
         return "; ".join(said for said in found if said)

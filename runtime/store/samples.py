@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from planner.errors import BadInput
-from planner.workload import has_raw
-from runtime.data import Region, seeded
+from planner.workload import has_raw, seeded
+from runtime.data import Region
 
 Json = Any  # what json.loads gives
 _ALIGNED = 16  # bytes, so that numbers of any type may be read where they lie

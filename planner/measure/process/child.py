@@ -71,8 +71,8 @@ def serve(say: Callable[[Message], None]) -> None:
     from planner.cluster import OtherLoad
     from planner.measure.bench import bench_of, device_name, versions
     from planner.measure.optimizer import measured_optimizer
+    from planner.measure.passes import clock_of
     from planner.measure.rows import measured_rows
-    from planner.measure.timing import clock_of
     from planner.workload import load
 
     torch.set_num_threads(1)  # as a rank computes: several ranks share a machine's cores

@@ -8,7 +8,7 @@ import torch
 from planner.cluster import catalogue as devices
 from planner.errors import BadInput
 from planner.measure.optimizer import measured_optimizer, roofline_optimizer
-from planner.measure.timing import CpuClock
+from planner.measure.passes import CpuClock
 from planner.workload import Workload
 from tests.planner.graphs import chain
 

@@ -9,14 +9,12 @@ import pytest
 import torch
 
 from planner.capture import capture
+from planner.measure.passes import CpuClock, ProcessorClock, clock_of
 from planner.measure.process.child import read_samples
 from planner.measure.specimens import Way, real_specimen, situations
 from planner.measure.timing import (
     VISITS,
-    CpuClock,
-    ProcessorClock,
     Samples,
-    clock_of,
     pass_times,
     sample_cost,
     shared_out,
@@ -148,4 +146,21 @@ def test_what_is_synthetic_or_read_by_regions_is_not_timed() -> None:
 
 def test_a_dataset_that_cannot_be_read_here_is_told_and_refuses_no_model() -> None:
     found = read_samples(reads([]))
-    assert found.cost is None and found.why.startswith("reading samples was not timed: IndexError")
+    assert found.cost is None and found.why == "reading samples was not timed: dataset() has no samples"
+
+
+def test_joining_a_batch_is_timed_for_the_batch_and_for_each_of_its_samples() -> None:
+    def collate(samples: list[Any]) -> Any:
+        time.sleep(0.008 + 0.002 * len(samples))
+        return torch.utils.data.default_collate(samples)
+
+    workload = reads(Counted(100))
+    cost = sample_cost(replace(workload, functions={**workload.functions, "collate": collate}))
+    assert cost is not None and cost.sample_bytes == 3 * 4 + 8
+    assert 0.001 < cost.collate_s < 0.004 < 0.006 < cost.batch_s
+    single = sample_cost(
+        replace(reads(Counted(1)), functions={**reads(Counted(1)).functions, "collate": collate})
+    )
+    assert (
+        single is not None and single.batch_s == 0 and single.collate_s > 0.01
+    )  # one sample tells nothing apart

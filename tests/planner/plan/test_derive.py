@@ -201,6 +201,9 @@ def test_a_step_is_no_shorter_than_what_the_readers_of_a_rank_deliver() -> None:
     assert awaited_ns(load("plans/mlp-chimera.yaml"), 0) == load("plans/mlp-chimera.yaml").prediction.step_ns
     assert reading_ns(reading(5_000_000, shares=(1, 6))) == 60_000_000  # of the rank that reads the most
     assert reading_ns(reading(5_000_000, "ram")) == 0
+    assert slow.data is not None
+    joined = slow.model_copy(update={"data": slow.data.model_copy(update={"batch_ns": 500_000})})
+    assert reading_ns(joined) == 42_000_000 and awaited_ns(joined, 3) == 14_000_000  # four batches a step
 
 
 def test_a_run_that_keeps_samples_elsewhere_than_its_plan_waits_for_what_is_left_to_do_there() -> None:

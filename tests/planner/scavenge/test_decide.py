@@ -24,7 +24,8 @@ def drawn(seed: int) -> tuple[list[Holding], int, float]:
         broken = draw.random() < 0.2
         nodes = draw.randint(0, 6) if broken else draw.choice([0, *sizes])
         worth = draw.uniform(0.5, 5.0) if broken else job.worth(nodes)
-        holdings.append(Holding(job=job, nodes=nodes, worth=worth, broken=broken))
+        rest_s = draw.choice([0.0, 0.0, 8.0, 17.0]) * (nodes > 0)
+        holdings.append(Holding(job=job, nodes=nodes, worth=worth, broken=broken, rest_s=rest_s))
         held += nodes
     return holdings, held + draw.randint(0, 8), draw.choice([5.0, 30.0, 120.0])
 
@@ -73,6 +74,15 @@ def test_jobs_that_are_alike_do_not_swap_their_sizes() -> None:
     for sizes in ([1, 2, 4], [4, 2, 1], [2, 4, 1]):
         holdings = [Holding(job=free, nodes=n, worth=free.worth(n)) for n in sizes]
         assert knapsack(holdings, 7) == sizes
+
+
+def test_a_job_that_is_in_a_pause_pays_only_for_what_another_one_is_longer() -> None:
+    job = ElasticJob(name="a", curve=CURVE)
+    still, paused = (Holding(job=job, nodes=4, worth=3.5, rest_s=rest_s) for rest_s in (0.0, 15.0))
+    assert gain(still, 8, 100.0) == 100 * 6.0 - 18 * 3.5
+    assert gain(paused, 8, 100.0) == 100 * 6.0 - 3 * 3.5
+    assert gain(paused, 2, 100.0) == 100 * 1.9  # no pause becomes shorter by a change
+    assert knapsack([still], 8, 20.0) == [4] and knapsack([paused], 8, 20.0) == [8]
 
 
 def test_a_change_pays_only_if_it_has_the_time_to() -> None:

@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from planner.errors import BadInput
-from planner.workload import Workload
+from planner.workload import Workload, seeded
 from planner.workload import workload as workloads
 from runtime.data import Batches, Wanted
 from runtime.data.batches import Joined
 from runtime.data.regions import ByValue, received
-from runtime.data.stream import Read, Stream, mix, seeded
+from runtime.data.stream import Read, Stream, mix
 from runtime.launch import launch_inline
 from tests.captures import captured_of
 from tests.runtime.test_equality import plan_of

@@ -18,10 +18,10 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomS
 import shardwright as sw
 from planner.capture import LiveLoop, capture
 from planner.errors import BadInput
-from planner.workload import Workload, load
+from planner.workload import Workload, load, seeded
 from planner.workload.served import ServedSamples
 from runtime.data.live import Loaded, Served, live_workload, pair_of
-from runtime.data.stream import mix, permutation, seeded
+from runtime.data.stream import mix, permutation
 from runtime.launch import Run, launch_inline
 from tests.runtime.plans import plan_for
 

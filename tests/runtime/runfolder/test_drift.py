@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from planner.plan import Plan, SampleReading
 from planner.plan import yaml as plan_yaml
 from planner.timeline import WARM_UP_STEPS
-from runtime.runfolder import JUDGED_STEPS, DriftWatch, outside_bars, waiting
+from runtime.runfolder import JUDGED_STEPS, DriftWatch, outside_bars, usual_s, waiting
 
 
 def plan(low_ns: int = 9_000_000, high_ns: int = 12_000_000) -> Plan:
@@ -50,3 +52,9 @@ def test_a_run_that_waits_for_samples_says_so_once_with_the_figure() -> None:
         said
     )
     assert waiting([(0.010, 0.0004)] * 9) == "" and waiting([]) == ""
+
+
+def test_steps_that_wait_for_several_readers_in_turn_take_their_mean_and_others_their_median() -> None:
+    turns = [(0.055, 0.048), (0.048, 0.042), (0.007, 0.001)] * 4
+    assert usual_s([took_s for took_s, _ in turns], turns) == pytest.approx(0.11 / 3)
+    assert usual_s([0.01, 0.01, 0.1], [(0.01, 0.0), (0.01, 0.0), (0.1, 0.0)]) == 0.01
