@@ -209,6 +209,21 @@ _ENDS = (
 )
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_an_encoder_of_torch_itself_trains_as_one_process(ranks: int) -> None:
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(16, 4, 32, 0.0, batch_first=True)
+    module = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    given = captured_in_double(
+        (module, lambda n: torch.randn(2, n, 6, 16).unbind(), torch.nn.functional.mse_loss)
+    )
+    cuts = {"layers.*.self_attn": "heads", "layers.*.linear1": "out", "layers.*.linear2": "in"}
+    others, graph = together(*given, (ranks,), [Wish(pattern, 0, factor) for pattern, factor in cuts.items()])
+    assert max(difference(alone(*given), others)) < EXACT
+    ways = {step.forward for x in graph.conversions() for step in x.steps if any(x.sent((ranks,)))}
+    assert ways == {"none", "reduce"}
+
+
 def test_q_k_and_v_of_one_input_share_one_sum() -> None:
     captured, *_ = prepared("Llama")
     graph = local_graph(captured, (2,), cuts_of("Llama", (2,), ("heads",)))
