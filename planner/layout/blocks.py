@@ -83,6 +83,20 @@ def fitting(
     return None, farthest
 
 
+def of_sequence(behind: Behind, operation: Operation, axes: tuple[int, ...], parts: int) -> DimCut | None:
+    """Returns the cut of rows that are samples and positions in one: by positions, within each sample.
+
+    Args: `operation` makes a matrix; the view behind it says how many positions a sample has.
+    Returns: None where no view behind it takes samples and positions apart, or ranks outnumber the positions.
+    """
+    for user in behind.users.get(operation.name, ()):
+        samples, positions = (*user.outputs[0], 0, 0)[:2]
+        if user.operation in MOVES and samples * positions == operation.outputs[0][0] > samples > 1:
+            points = parted(positions, parts)
+            return None if points is None else DimCut(axes, points, samples)
+    return None
+
+
 def _call(operation: Operation, shapes: Mapping[str, tuple[tuple[int, ...], ...]]) -> Call:
     return call_of(operation, {x: whole(shapes[x][0]) for x in operation.reads()})
 

@@ -95,9 +95,11 @@ def unsqueeze(call: Call, dim: int, cut: DimCut) -> Moved | None:
 
 
 def squeeze(call: Call, dim: int, cut: DimCut) -> Moved | None:
-    """Returns where a cut lies once dimensions of one element are gone."""
+    """Returns where a cut lies once dimensions of one element are gone; None for one of these."""
     shape = shape_of(call, "self")
     gone = [i for i in call.dims("dim", len(shape)) if shape[i] == 1]
+    if dim in gone:
+        return None
     return _single((dim - sum(i < dim for i in gone), cut))
 
 
@@ -149,12 +151,14 @@ def moved(operation: Operation, call: Call, inputs: Mapping[str, GroupLayout], m
     source = source_of(call)
     want = inputs[source]
     found: dict[int, Moved] = {}
+    taken: set[tuple[int, int]] = set()  # result, dimension
     for dim, cut in enumerate(want.cuts):
         to = None if cut is None else MOVES[operation.operation](call, dim, cut)
-        if to is None:
-            want = want.with_dim(dim, None)
+        if to is None or not taken.isdisjoint(places := {(i, at) for i, (at, _) in enumerate(to)}):
+            want = want.with_dim(dim, None)  # of two cuts that would come to lie along one dimension, too
         else:
             found[dim] = to
+            taken |= places
     outputs = []
     for i, shape in enumerate(operation.outputs):
         cuts: list[DimCut | None] = [None] * len(shape)

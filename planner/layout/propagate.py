@@ -13,7 +13,7 @@ from dataclasses import replace
 from math import prod
 from typing import Final, NamedTuple
 
-from planner.layout.blocks import Behind, fitted
+from planner.layout.blocks import Behind, fitted, of_sequence
 from planner.layout.conversions import cost
 from planner.layout.factor import Along, Factor, laid, numbered
 from planner.layout.families import FAMILIES, RING
@@ -33,6 +33,7 @@ from planner.spatial import GETITEM, INPUT, STATE, TARGET, Call, Operation, Ref,
 
 # operation, axis -> the factors that it is wished to take, first of all the one that says most, each with its wish
 Wishes = Callable[[Operation, int], Sequence[tuple[str, object]]]
+ROWS: Final = numbered(0)
 WHOLE: Final = "alike"  # the wish that ranks compute an operation alike
 STORED: Final = "stored"  # the wish that parameters rest in parts, and are gathered for use
 PLACES: Final = {"samples": 0, "sequence": 1}  # names of dimensions of what an operation makes
@@ -278,7 +279,13 @@ class _Propagation:
             side = factor.outputs[0]
             assert isinstance(side, Along)
             return fitted(self.behind, operation, side.dim, axes, parts)
-        return DimCut(axes, points)
+        own = None
+        if factor.name == ROWS and len(operation.outputs[0]) == 2 and self._by_sequence(operation, axes):
+            own = of_sequence(self.behind, operation, axes, parts)
+        return own or DimCut(axes, points)
+
+    def _by_sequence(self, operation: Operation, axes: tuple[int, ...]) -> bool:
+        return all(self._first_wish(operation, axis) == "sequence" for axis in axes)
 
 
 def _question(operation: Operation, layouts: Mapping[str, tuple[GroupLayout, ...]]) -> Call:

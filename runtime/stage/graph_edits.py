@@ -1,8 +1,8 @@
 """Edits to the graph of a stage before it runs: layers that owe their weight gradients, and keyed random numbers.
 
 Random operations draw from a generator that is seeded right before them by (run's seed, step, micro-batch, which
-random operation of the whole model it is): dropout does not depend on the plan, and a recomputed forward draws the
-same again without any state being kept.
+random operation of the whole model it is): of the plan dropout depends on nothing but the size of micro-batches, and a
+recomputed forward draws the same again without any state being kept.
 """
 
 from __future__ import annotations

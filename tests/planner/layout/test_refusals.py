@@ -38,6 +38,12 @@ def test_what_a_capture_writes_is_taken() -> None:
     assert operations_at(found, 2) == read_operations(found)
 
 
+def test_a_dimension_of_one_element_that_goes_becomes_no_other() -> None:
+    one = made("one", "aten.unsqueeze", (2, 1, 8), self=Ref("y"), dim=1)
+    found = graph(*GIVEN, LINEAR, one, made("gone", "aten.squeeze", (2, 8), self=Ref("one"), dim=(-2,)))
+    assert operations_at(found, 2) == read_operations(found)
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [

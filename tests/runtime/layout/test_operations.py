@@ -12,7 +12,7 @@ from runtime.layout import moves
 from tests.draws import part
 from tests.runtime.layout.missing_rules import missing
 from tests.runtime.layout.one_operation import Case, differences
-from tests.runtime.layout.operation_cases import ATEN, SIZES, cases, outcome, trials
+from tests.runtime.layout.operation_cases import ATEN, SIZES, Trial, cases, outcome, trials
 
 ONE_AXIS, TWO_AXES = 300, 60  # rows that are drawn
 SETTLED = ("exact", "refused", "impossible")
@@ -25,6 +25,13 @@ def test_an_operation_on_parts_is_exact_or_refused(axes: int, count: int) -> Non
     assert {trial: said for trial, said in found.items() if said not in SETTLED} == {}
     counted = Counter(found.values())
     assert counted["exact"] > 0.6 * len(found), counted
+
+
+@pytest.mark.parametrize("name", ["view together", "flatten"])
+def test_two_cuts_that_come_to_lie_along_one_dimension_are_not_taken_for_one(name: str) -> None:
+    first = 1 if name == "flatten" else 0
+    for kinds in ((f"S{first}", f"S{first + 1}"), (f"S{first + 1}", f"S{first}")):
+        assert outcome(Trial("even", name, (2, 2), ("", ""), kinds)) == "exact"
 
 
 def test_the_table_has_every_family_of_weight_and_every_move() -> None:

@@ -123,17 +123,31 @@ def apart(a: Run, b: Run) -> float:
     return max(found)
 
 
-@pytest.mark.parametrize("lines", [HEADS, SEQUENCE], ids=["heads", "sequence"])
-def test_dropout_drops_the_same_whatever_the_group(
-    lines: Mapping[str, str], pool: Pool, tmp_path: Path
-) -> None:
-    shape: dict[str, object] = {"workers": 1, "micros": 2, "arguments": {"dropout": "0.1"}}
-    cut = plan_of(lines, (2,), **shape)
-    whole = in_parts(cut, {}, (1,))
+ULYSSES = RING | {"blocks.*.attention": "ulysses"}
+ONE = {"workers": 1, "micros": 2}
+DROPPED: Mapping[str, tuple[Mapping[str, str], tuple[int, ...], dict[str, int]]] = {
+    **{
+        f"{name} by {ranks}": (lines, (ranks,), ONE)
+        for name, lines in (("heads", HEADS), ("sequence", SEQUENCE), ("vocabulary", VOCABULARY))
+        for ranks in (2, 4)
+    },
+    **{f"{name} by 2": (lines, (2,), ONE) for name, lines in (("ulysses", ULYSSES), ("ring", RING))},
+    "2-D": (SQUARE, (2, 2), ONE),
+    "pipeline beside": (SEQUENCE, (2,), {"workers": 2, "micros": 2}),
+    "data beside": (HEADS, (2,), {"workers": 1, "data": 2, "micros": 1}),
+}
+
+
+@pytest.mark.parametrize("name", part(DROPPED, 3))
+def test_dropout_drops_the_same_whatever_the_group(name: str, pool: Pool, tmp_path: Path) -> None:
+    lines, mesh, shape = DROPPED[name]
+    wet = {"arguments": {"dropout": "0.1"}}
+    whole = in_parts(plan_of({}, (1,), **ONE, **wet), {}, (1,))
     one = run(pool, whole, tmp_path / "whole", steps=3)
+    cut = plan_of(lines, mesh, **shape, **wet)
     assert apart(one, run(pool, cut, tmp_path / "cut", steps=3, compare_holders=False)) < 1e-12
-    dry = plan_of(lines, (2,), **{**shape, "arguments": {}})
-    assert apart(one, run(pool, dry, tmp_path / "dry", steps=3, compare_holders=False)) > 1e-3
+    dry = in_parts(plan_of({}, (1,), **ONE), {}, (1,))
+    assert apart(one, run(pool, dry, tmp_path / "dry", steps=3)) > 1e-3
 
 
 @pytest.mark.parametrize("lines", [HEADS, VOCABULARY], ids=["heads", "vocabulary"])

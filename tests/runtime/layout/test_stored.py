@@ -10,7 +10,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from planner.errors import BadInput
-from planner.layout import GroupLayout, LocalGraph, Wish
+from planner.layout import GroupLayout, LocalGraph, Wish, of_path
 from planner.layout.local_graph import rested
 from runtime.layout.convert import GatheredWeights
 from runtime.layout.stage import local_graph
@@ -25,9 +25,10 @@ BY_SAMPLES = {  # what lies between operations that have no rule on parts of sam
     "T5": ("encoder.block.*.layer.1", "decoder.block.*.layer.2"),
     "Whisper": ("model.encoder.layers", "model.decoder.layers"),
 }
-WAYS = ("sharded parameters", "2-D", "2-D, stored along both", "alike")
+WAYS = ("sharded parameters", "2-D", "2-D, stored along both", "3-D", "alike")
 TABLE = [*product(MODELS, WAYS)]
-DRAWN = 4
+TURNED = {"out": "in", "in": "out"}
+DRAWN = 5
 
 
 def cuts(name: str, way: str) -> tuple[tuple[int, ...], list[Wish]]:
@@ -37,6 +38,11 @@ def cuts(name: str, way: str) -> tuple[tuple[int, ...], list[Wish]]:
     if way == "sharded parameters":
         return (2,), [*rows, ALL[0]]
     heads = [Wish(pattern, 1, factor) for pattern, factor in MODELS[name][1]["heads"].items()]
+    if way == "3-D":  # along the third axis each layer takes what its pair takes along the second
+        pairs = local_graph(prepared(name)[0], (2,), [wish._replace(axis=0) for wish in heads]).placed
+        turned = {of_path(x.operation): TURNED[x.factors[0]] for x in pairs if x.factors[0] in TURNED}
+        third = [Wish(path, 2, factor) for path, factor in turned.items()]
+        return (2, 2, 2), [*rows, *heads, *third, ALL[0]]
     return (2, 2), [*rows, *heads, *ALL[: 2 if "both" in way else 1]]
 
 
@@ -54,6 +60,9 @@ def stored(graph: LocalGraph) -> list[str]:
 def test_a_model_whose_weights_rest_in_parts_trains_as_one_process(name: str, way: str) -> None:
     apart, _, graph = row(name, way)
     assert apart < EXACT and stored(graph)
+    if way == "3-D":
+        weights = [x for x in graph.states.values() if len(x.cut_axes) == 3]
+        assert weights and {len(x.shape) for x in weights} == {2}
 
 
 CUBE: Mapping[
