@@ -22,6 +22,7 @@ NOT_BENCHMARKS = {
     "candidates",
     "compute_stages",
     "harness",
+    "near_samples",
     "on_cluster",
     "pool",
     "quoted",
