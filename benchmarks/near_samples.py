@@ -23,7 +23,7 @@ from runtime.dedup import near_pairs
 
 Bits = NDArray[np.uint64]
 THRESHOLD = 4
-PEER_S = 900.0  # that imagededup has
+PEER_S = 300.0  # that imagededup has
 HONEST = (
     "What leaving such samples out is worth depends on the data. Published savings of 23 % and 75 % of training time "
     "(CE-Dedup) are of data with planted copies or full of them, such as SVHN; `dedup --curve` says it of yours, beside "

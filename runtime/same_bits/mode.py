@@ -14,6 +14,9 @@ from runtime.same_bits.places import SUMS, each_alone, rounds, sums_alone, threa
 from runtime.same_bits.products import in_blocks, of_pairs
 
 ATEN = torch.ops.aten
+MADE: Final = frozenset(
+    (*SUMS, ATEN.mm.default, ATEN.addmm.default, ATEN.bmm.default)
+)  # in ways of their own
 THIN: Final = 32  # channels, below which a product is quicker than oneDNN's convolution of single voxels
 
 
@@ -38,8 +41,11 @@ class SameBits(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if func is ATEN.convolution.default:
             return _convolution(*args, **kwargs)
+        single = rounds(func, kwargs)
+        if not single and func not in MADE:
+            return func(*args, **kwargs)
         given = [x for x in args if isinstance(x, Tensor) and x.dim() and of_host(x)]
-        if given and rounds(func, kwargs):
+        if given and single:
             return each_alone(func, args, kwargs)
         if func in SUMS and given:
             with threads(1):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from math import prod
 from typing import Any, Final
 
@@ -55,10 +56,13 @@ def threads(count: int) -> Iterator[None]:
 
 def rounds(func: Any, kwargs: Mapping[str, Any]) -> bool:
     """Returns whether an operation takes each number for itself, and may round it as its place has it."""
+    return _of_numbers(func) or ("alpha" in kwargs and kwargs["alpha"] != 1)  # added up once it is multiplied
+
+
+@cache
+def _of_numbers(func: Any) -> bool:
     name = func._schema.name.removeprefix("aten::").rstrip("_")
-    if name in EXACT:
-        return name in ("add", "sub") and kwargs.get("alpha", 1) != 1
-    return torch.Tag.pointwise in func.tags or name in UNTAGGED
+    return name not in EXACT and (torch.Tag.pointwise in func.tags or name in UNTAGGED)
 
 
 def each_alone(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -25,10 +25,14 @@ from planner.spatial import GETITEM, HERE, Fetch, Layout, Need, Placed, call_of,
 from runtime.same_bits import SameBits, threads
 from runtime.spatial.exchange import fetched
 from runtime.spatial.group import Message, Operation, SampleGroup, Wire
+from runtime.spatial.kernels import resample
 from runtime.spatial.kernels.reshapes import plain
 from runtime.spatial.kernels.table import KERNELS
 from runtime.spatial.operation import Local, moved
 
+ITSELF: Final = frozenset(
+    resample.KERNELS
+)  # which add up a few rows, one by one, and place matters to none of it
 PRODUCTS: Final = ("linear", "mm", "matmul", "attention", "lstm", "gru", "rnn")  # of matrices, in names
 
 
@@ -116,7 +120,7 @@ class BoxRunner:
         if done.step is None or done.operation.operation == GETITEM:
             return node.target(*args, **kwargs)
         kernel = KERNELS[done.operation.operation]
-        with SameBits():
+        with nullcontext() if done.operation.operation in ITSELF else SameBits():
             if kernel is plain and not done.step.fetches:
                 return node.target(*args, **kwargs)
             given = named_arguments(node.target, args, kwargs)
