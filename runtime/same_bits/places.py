@@ -21,9 +21,10 @@ from torch import Tensor
 ATEN = torch.ops.aten
 WIDE: Final = 256  # numbers, a multiple of what a loop takes at once on any processor
 GRAIN: Final = 32768  # numbers for each thread, from which on torch takes as many threads as it has
-COLUMNS: Final = 4096  # of a sum, at a time
+COLUMNS: Final = 4096  # of a sum at a time, where few numbers are added up
+BLOCK: Final = 2**22  # numbers of a sum at a time, where many are
 ROUND: Final = 64  # bytes, of which the address of a tensor is a multiple
-UNTAGGED: Final = ("hardswish", "log_sigmoid_forward", "hardsigmoid")  # which torch does not call pointwise
+UNTAGGED: Final = ("hardswish", "log_sigmoid_forward")  # which torch does not call pointwise
 _EXACT: Final = """abs add alias bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor ceil
     clamp clamp_max clamp_min clone conj_physical copysign div eq equal floor fmax fmin ge gt hardtanh isfinite isinf
     isnan le leaky_relu logical_and logical_not logical_or logical_xor lt masked_fill maximum minimum mul nan_to_num ne
@@ -157,7 +158,7 @@ def sums_alone(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
     if not places:
         return func(*args, **kwargs)
     keeps = "keepdim" in names
-    one: dict[str, Any] = {names[0]: None, "dim": 0 if isinstance(asked, int) else [0]}
+    one: dict[str, Any] = {"dim": 0 if isinstance(asked, int) else [0]}
     rest = {k: v for k, v in given.items() if k not in ("dim", names[0])} | (
         {"keepdim": True} if keeps else {}
     )
@@ -166,12 +167,15 @@ def sums_alone(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
         found: Tensor = func(**(one | rest | {names[0]: block}))
         return found
 
+    summed = prod(x.shape[d] for d in dims)
+    if summed > BLOCK // WIDE:  # over space, which no box is summed over
+        return func(*args, **kwargs)
     moved = x.permute(*dims, *places)
     columns = moved.reshape(prod(moved.shape[: len(dims)]), -1)
     key = (func, len(columns), *_rest((), rest), x.dtype)
     if key not in _tried:
         _tried[key] = _columns_alike(column, columns)
-    width = COLUMNS if _tried[key] else 1
+    width = min(COLUMNS, BLOCK // max(1, summed) // WIDE * WIDE) if _tried[key] else 1
     wide = F.pad(columns, (0, -columns.shape[1] % width))
     made = torch.cat([column(block.contiguous()) for block in torch.split(wide, width, 1)], 1)
     made = made[:, : columns.shape[1]]
@@ -186,6 +190,6 @@ def sums_alone(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
 def _columns_alike(column: Callable[[Tensor], Tensor], columns: Tensor) -> bool:
     """Returns whether a sum gives the same bits for a column at another place, and beside other columns."""
     draw = torch.Generator().manual_seed(0)
-    order = torch.randperm(COLUMNS, generator=draw)
-    given = torch.randn(len(columns), COLUMNS, generator=draw, dtype=torch.float64).to(columns.dtype)
+    order = torch.randperm(WIDE, generator=draw)
+    given = torch.randn(len(columns), WIDE, generator=draw, dtype=torch.float64).to(columns.dtype)
     return _same_bits(column(given)[:, order], column(given[:, order].contiguous()))

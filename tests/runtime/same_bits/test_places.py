@@ -80,6 +80,30 @@ def test_what_is_taken_over_channels_has_the_same_bits_at_any_place(
     assert torch.allclose(whole, torchs, rtol=1e-13, atol=1e-13, equal_nan=True)
 
 
+@pytest.mark.parametrize(
+    "summed", [4_000, 16_384, 16_385, 300_000]
+)  # few, the most in blocks, and over space
+def test_long_sums_take_no_more_memory_than_their_numbers_ask_for(
+    summed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    pad = F.pad
+
+    def counted(x: Tensor, *given: object) -> Tensor:
+        found: Tensor = pad(x, *given)  # type: ignore[arg-type]
+        made.append(found.numel())
+        return found
+
+    monkeypatch.setattr(places.F, "pad", counted)
+    torch.manual_seed(0)
+    x = torch.randn(1, summed, 3, dtype=torch.float64)
+    with SameBits():
+        found, last = x.mean(1), x[..., 2:].mean(1)
+    assert all(size <= max(places.BLOCK, places.COLUMNS * summed) and size <= 2**24 for size in made)
+    assert summed > 16_384 or torch.equal(found[:, 2:], last)
+    assert torch.allclose(found, x.mean(1), rtol=1e-12, atol=1e-15)
+
+
 def of_torch() -> list[str]:
     """Returns torch's own functions of one or two numbers that boxes take."""
     kinds = (UnaryUfuncInfo, BinaryUfuncInfo)
