@@ -41,7 +41,7 @@ NODES = 8
 STEPS, QUICK_STEPS = 1500, 100
 TIMES, QUICK_TIMES = 30, 4
 REPEATS, QUICK_REPEATS = 7, 1
-EVERY_S, GRACE_S, AIM_RESCALE_S = 2.0, 10.0, 15.0
+EVERY_S, AIM_RESCALE_S = 2.0, 15.0
 ENDS_S = 1500.0
 CLOSE = (
     1e-6  # sums of two replicas are added up in another order, and this training does not make more of that
@@ -223,23 +223,28 @@ def start_s(cluster: Cluster, mark: Path) -> float:
 def starts(folder: Path, cluster: Cluster, warm: Warm, repeats: int) -> Table:
     """Returns how soon a job for all nodes starts: on idle ones, and where others that give way have them."""
     found: dict[str, list[float]] = {
-        name: [] for name in ("nobody", "sleep, which ends at once", "two of ours")
+        name: [] for name in ("nobody", "two of `srun sleep`, which ends at once", "two of ours")
     }
     idle, slept, ours = found.values()
     options = {"partition": "spot", "requeues": 100}
     for number in range(repeats):
         cluster.clear()
         idle.append(start_s(cluster, folder / f"idle-{number}"))
-        words = ["-p", "spot", f"-N{NODES}", "--exclusive", "--requeue", "--output=/dev/null"]
-        job = cluster.run("sbatch", "--parsable", *words, "--wrap=srun sleep 600")
-        until(
-            lambda job=job: cluster.run("squeue", "-h", "-s", "-j", job, "-o", "%i").count(".") > 1, "a step"
-        )
+        words = ["-p", "spot", f"-N{NODES // 2}", "--exclusive", "--requeue", "--output=/dev/null"]
+        for _ in JOBS:
+            cluster.run("sbatch", *words, "--wrap=srun sleep 600")
+        until(lambda: cluster.run("squeue", "-h", "-s", "-o", "%i").count(".0") == len(JOBS), "two steps")
         slept.append(start_s(cluster, folder / f"slept-{number}"))
         cluster.clear()
         runs = [
             launch(
-                warm, plan(4, "0.1"), folder / f"{name}-{number}", steps=STEPS, options=options, save_every=20
+                warm,
+                plan(4, "0.1"),
+                folder / f"{name}-{number}",
+                steps=STEPS,
+                options=options,
+                save_every=20,
+                gives_way="at once",
             )
             for name in JOBS
         ]
@@ -253,8 +258,8 @@ def starts(folder: Path, cluster: Cluster, warm: Warm, repeats: int) -> Table:
         columns=("who has the nodes", "times", "median s", "worst s"),
         rows=[(name, *_spread(each)) for name, each in found.items()],
         notes=(
-            "SLURM looks for work once a second. What it takes to hand over nodes of a step that ends at its signal is "
-            "its own; what ours take longer is the rest of a step, a checkpoint, and the end of their processes.",
+            "SLURM looks for work once a second. What it takes to hand over the nodes of steps that end at its signal is "
+            "its own; what ours take longer is the end of their processes.",
         ),
     )
 
@@ -311,7 +316,8 @@ def disturbed(
             ("a job gets fewer nodes: decided to first step", *_spread(took[False])),
         ],
         notes=(
-            f"SLURM gives a job of ours {GRACE_S:g} s to end when others need its nodes. First steps are seen once a second.",
+            "A job of ours ends at once when others need its nodes, and does the steps since its last checkpoint again. "
+            "First steps are seen once a second.",
             "Ranks are forked from a warm process, so that starting Python is not part of the figures.",
         ),
     )

@@ -200,6 +200,10 @@ class ScavengeOptions:
     steps: Annotated[int, typer.Option(min=1, help="of every job")]
     save_every: Annotated[int, typer.Option(min=1, help="steps between two checkpoints")] = 100
     nodes: Annotated[int, typer.Option(min=0, help="for all jobs together; 0: all that are idle")] = 0
+    grace: Annotated[
+        bool,
+        typer.Option("--grace", help="end with a checkpoint in the partition's GraceTime, while others wait"),
+    ] = False
     every: Annotated[float, typer.Option(min=1, help="seconds between two decisions")] = 30.0
     look_ahead: Annotated[float, typer.Option(min=1, help="seconds in which a change must pay")] = 120.0
     unit: Annotated[
@@ -247,6 +251,7 @@ def scavenge_run(given: ScavengeOptions) -> None:
         partition=options.partition,
         steps=given.steps,
         save_every=given.save_every,
+        grace=given.grace,
         most=given.nodes,
         look_ahead_s=given.look_ahead,
         unit=commands.unit_of(given.unit),

@@ -24,7 +24,7 @@ from planner.workload import without_numbers
 from runtime.kept.entries import expanded
 from runtime.layout import TensorParts
 from runtime.stage import on_gradient
-from runtime.update import Bucket, Flat, OwnPart
+from runtime.update import Bucket, Flat, OwnPart, weakly
 
 Node = tuple[int, int]  # pipe, stage
 
@@ -64,7 +64,7 @@ class KeptFlat(Flat):
             held = torch.bfloat16 if name in halved else dense.dtype
             dense.data = torch.zeros_like(dense.data, dtype=held, memory_format=torch.contiguous_format)
             dense.grad = None
-            on_gradient(dense, partial(self._gather, name))
+            on_gradient(dense, weakly(self._gather, name))
         self.publish()
 
     def _leaf(self, name: str) -> nn.Parameter:

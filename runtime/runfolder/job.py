@@ -55,6 +55,8 @@ class Job:
     rendezvous: str = "file"  # where ranks meet, in the words of `meeting`
     script: tuple[str, ...] = ()  # a user's own, with its arguments, instead of the workload's training
     restarts: int = 0  # tries after a failure of a run here that leave no new checkpoint
+    # what ranks do when SLURM needs their nodes for others: end after a step and a checkpoint, or where they are
+    gives_way: Literal["checkpoint", "at once"] = "checkpoint"
     generation: int = 0  # counts restarts, so that the rendezvous of one is never met by another
 
     @property
@@ -130,7 +132,7 @@ def check(job: Job) -> Job:
     if not job.eval_every and (job.patience or job.keep_best):
         wrong_name = "patience" if job.patience else "keep_best"
         raise BadInput(f"{wrong_name} without evaluations", where="launch", allowed="eval_every, too")
-    for name in ("content", "device", "clip_by", "store"):
+    for name in ("content", "device", "clip_by", "store", "gives_way"):
         allowed = get_args(get_type_hints(Job)[name])
         if getattr(job, name) not in allowed:
             raise BadInput(f"{name} is {getattr(job, name)!r}", where="launch", allowed=", ".join(allowed))

@@ -227,6 +227,7 @@ class Scavenger:
             job: dict[str, Any] = {
                 "save_every": self.asked.save_every,
                 "device": launch.device_for(plan, "slurm"),
+                "gives_way": "checkpoint" if self.asked.grace else "at once",
             }
             launch.launch_slurm(
                 plan, paths.root, steps=self.asked.steps, name=tally.job, options=self._options, **job

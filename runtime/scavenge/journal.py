@@ -24,6 +24,7 @@ class Asked:
     partition: str
     steps: int
     save_every: int = 100
+    grace: bool = False  # whether jobs use the partition's grace time for a checkpoint, while others wait
     most: int = 0  # nodes for all jobs together; 0 is all that are idle
     look_ahead_s: float = 120.0
     unit: Literal["speed-up", "samples"] = "speed-up"

@@ -26,7 +26,7 @@ from planner.capture import counted_here
 from runtime.layout import TensorParts
 from runtime.sharding.wires import Wires, gather_parts, scatter_sum, stand_in
 from runtime.sums import add_up
-from runtime.update import Bucket, OwnPart, for_whole
+from runtime.update import Bucket, OwnPart, for_whole, weakly
 
 Node = tuple[int, int]  # pipe, stage
 
@@ -96,7 +96,7 @@ class SharedFlat:
         self._pieces = [piece for unit in self.units for piece in self._cut(unit, region)]
         for name, parameter in self.parameters.items():
             parameter.grad = None
-            parameter.register_post_accumulate_grad_hook(partial(self._accumulated, name))  # type: ignore[no-untyped-call]
+            parameter.register_post_accumulate_grad_hook(weakly(self._accumulated, name))  # type: ignore[no-untyped-call]
 
     def _laid_out(self) -> list[FlatUnit]:
         units, offset = [], 0

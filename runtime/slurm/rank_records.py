@@ -20,6 +20,7 @@ from runtime.runfolder import Outcome, Paths, read_cause, write_durably
 from runtime.slurm import commands
 
 WORDLESS = "vanished without a word"
+GAVE_WAY = "SLURM needed its nodes, and it gave way at once"
 POLL_S = 0.05
 LOOK_S = 1.0  # at marks in the run folder
 ENDS_S = 90.0  # from a rank's bad end on; SLURM's KillWait is 30
@@ -34,7 +35,9 @@ class RankRecord:
     host: str
     node: int  # of the job, counting up
     pid: int  # of the rank, on its host
-    state: str = "running"  # done | stopped | failed | hung | ended: by its keeper, after another's end
+    state: str = (
+        "running"  # done | stopped | failed | hung | gave way | ended: by its keeper, after another's end
+    )
     status: int = 0  # exit status; the negative of the signal that killed it
     waiting: bool = False  # for another rank, when it ended
     stopped: bool = False  # by a signal, when it ended
@@ -108,6 +111,8 @@ def _failed(
             doing = f"waits as all ranks do: messages between {where} do not arrive"
         what = f"rank {first.rank} on {first.host} made no progress for {first.still_s:.1f} s and {doing}{first.at}; the stacks of all ranks are in their logs"
         return Outcome("hung", first.rank, what, exits)
+    if any(record.state == "gave way" for record in found):
+        return Outcome("interrupted", cause=GAVE_WAY, exits=exits)
     for record in found:
         if record.state == "failed" and not any(c.rank == record.rank for c in causes):
             what = f"rank {record.rank} on {record.host} exited with {record.status}"

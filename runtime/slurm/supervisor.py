@@ -113,8 +113,10 @@ class Supervisor:
         return in_vain(attempts(self.paths), checkpoints.newest(self.paths.checkpoints))
 
     def _starts_in_vain(self) -> int:
-        """Returns how often the job was started since the last new checkpoint, whatever ended it."""
-        return len({(each.job, each.requeues) for each in self._in_vain() if self._is_ours(each)})
+        """Returns how often the job was started since the last new checkpoint, but for starts that gave way at once."""
+        at_once = runfolder.read(self.paths).gives_way == "at once"
+        counted = [each for each in self._in_vain() if not (at_once and each.state == "interrupted")]
+        return len({(each.job, each.requeues) for each in counted if self._is_ours(each)})
 
     def _tries_in_vain(self) -> int:
         """Returns how often ranks were started in this start of the job since the last new checkpoint."""
@@ -165,7 +167,8 @@ class Supervisor:
         outcome = rank_records.outcome(self.paths, self.hosts, generation, self._run_step(generation))
         if not self.is_held():
             return outcome
-        if signal.SIGTERM in self.told:
+        ours = outcome.state in ("done", "stopped", "interrupted")
+        if signal.SIGTERM in self.told or (not ours and commands.is_preempted(self.environment)):
             outcome = rank_records.by_slurm(outcome, self.nodes)
         note_attempt(
             self.paths,
@@ -274,16 +277,8 @@ def _supervise(paths: Paths, given: argparse.Namespace, is_held: Callable[[], bo
         plan = plans.load(paths.plan)
         if shutil.which(given.command[0]) is None:
             raise ShardwrightError(f"no {given.command[0]} on this node")
-        supervisor = Supervisor(
-            paths,
-            plan,
-            given.command,
-            given.requeues,
-            given.restarts,
-            given.elastic,
-            dict(os.environ),
-            is_held,
-        )
+        asked = (given.command, given.requeues, given.restarts, given.elastic)
+        supervisor = Supervisor(paths, plan, *asked, dict(os.environ), is_held)
         supervisor.listen()
         return supervisor.run()
     except (ShardwrightError, OSError) as error:

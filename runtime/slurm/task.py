@@ -152,8 +152,11 @@ class Keeper:
                 if _is_followed(self._paths, self._job):
                     return self._end("ended")
             if self._told:
-                if self._told == signal.SIGTERM and self._paths.failed(self._job.generation).exists():
-                    return self._end("ended")
+                if self._told == signal.SIGTERM:
+                    if self._paths.failed(self._job.generation).exists():
+                        return self._end("ended")
+                    if self._job.gives_way == "at once" and not self._paths.cancelled.exists():
+                        return self._end("gave way")
                 if not self._asked:
                     os.kill(self._pid, signal.SIGUSR1)
                 self._asked, self._told = True, 0
@@ -180,7 +183,7 @@ class Keeper:
         self._record = replace(self._record, stopped=runfolder.is_stopped(self._pid))
         os.kill(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
-        return self._leave(state, 1)
+        return self._leave(state, -signal.SIGTERM if state == "gave way" else 1)
 
     def _say_where(self) -> None:
         log = self._paths.log(self._record.rank)

@@ -5,7 +5,7 @@ Start at `gradient_sums.py` (buckets and their sums), then `optimizer.py` (updat
 """
 
 from runtime.update.clipping import Averages, ClipBy, PreviousNorm, Squares, check
-from runtime.update.flats import AnyFlat, Bucket, Flat, OwnPart, Shared, buckets_of, for_whole
+from runtime.update.flats import AnyFlat, Bucket, Flat, OwnPart, Shared, buckets_of, for_whole, weakly
 from runtime.update.gradient_sums import GradientSync, OnSum, groups_of, named_sums, trained
 from runtime.update.optimizer import (
     LrSchedule,
@@ -44,4 +44,5 @@ __all__ = [
     "named_sums",
     "state_of",
     "trained",
+    "weakly",
 ]

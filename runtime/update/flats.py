@@ -7,6 +7,7 @@ is one flat buffer whose views are the parameters' `.grad`.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -242,3 +243,18 @@ def share_of(flat: Flat, rank: int, sharded: bool) -> Share:
         if own:
             ranges.append((each, own[0][0], own[-1][1]))
     return Share(tuple(name for name in names if owner[name] == rank), tuple(ranges))
+
+
+def weakly(method: Callable[..., None], name: str) -> Callable[[Tensor], None]:
+    """Returns a hook of a parameter: autograd never lets go of it, and it must not keep a whole run alive.
+
+    Args: `method` is bound to whoever takes the gradients, and gets the parameter's `name` and the parameter.
+    Returns: a function that does nothing once nobody else holds that object.
+    """
+    held = weakref.WeakMethod(method)
+
+    def arrived(parameter: Tensor) -> None:
+        if (mine := held()) is not None:
+            mine(name, parameter)
+
+    return arrived

@@ -22,6 +22,7 @@ from runtime.checkpoint import integrity as soundness
 from runtime.launch import Handle, status
 from runtime.runfolder import STOPPED, Paths, outcome, steps_of
 from runtime.slurm import SlurmBackend, state
+from runtime.slurm.rank_records import GAVE_WAY
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import (
     PATIENCE_S,
@@ -38,6 +39,7 @@ from tests.slurm.jobs import (
 from tests.slurm.warm import Warm
 
 STEPS = 8
+GRACE_S = 10  # of the partition that gives way
 
 
 @pytest.fixture(scope="module")
@@ -284,6 +286,34 @@ def test_a_preempted_job_leaves_a_checkpoint_and_goes_on(
     assert story(run)[-1] == ("done", "")
     assert len(story(run)) > 1
     assert urgent
+
+
+def test_a_job_that_gives_way_at_once_does_not_wait_for_its_step_and_is_preempted_as_often_as_others_need(
+    cluster: Cluster, gate: Gate, warm: Warm, undisturbed: dict[int, float], tmp_path: Path
+) -> None:
+    """Its step waits at a gate that stays shut, so that nobody could have its nodes before that step ends."""
+    options = {"partition": "spot", "sbatch": {"exclusive": ""}, "requeues": 1}
+    run = start(warm, tmp_path, paced_plan(), options=options, gives_way="at once")
+    until_step(run, 3)
+    for times in (1, 2, 3):
+        urgent = cluster.run(
+            "sbatch",
+            "--parsable",
+            "-p",
+            "urgent",
+            "-N12",
+            "--exclusive",
+            "--output=/dev/null",
+            "--wrap=sleep 1",
+        )
+        waiting = ["squeue", "-h", "-t", "PENDING", "-j", urgent, "-o", "%i"]
+        until(lambda waiting=waiting: not cluster.run(*waiting), "nodes within the grace time", GRACE_S - 2)  # type: ignore[misc]
+        until(lambda times=times: len(story(run)) > times and pids(run), "its ranks, again")  # type: ignore[misc]
+    gate.open()
+    assert run.wait(PATIENCE_S).check().losses == undisturbed
+    assert [state for state, _ in story(run)[:-1]] == ["interrupted"] * 3
+    assert ("interrupted", GAVE_WAY) in story(run)
+    assert story(run)[-1] == ("done", "")
 
 
 def test_a_job_that_is_preempted_before_its_ranks_begin_goes_on(

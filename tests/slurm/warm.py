@@ -19,6 +19,7 @@ import subprocess
 import sys
 import traceback
 from pathlib import Path
+from typing import Any
 
 PR_SET_PDEATHSIG = 1
 NAMESPACES = 0x00020000 | 0x04000000 | 0x20000000 | 0x40000000  # mount, host name, processes, network
@@ -77,11 +78,10 @@ def serve(address: str) -> None:
     while True:
         client, _ = listener.accept()
         with client:
-            size, streams, _, _ = socket.recv_fds(client, 4, 3)
-            words = b""
-            while len(words) < int.from_bytes(size, "big"):
-                words += client.recv(65536)
-            request = json.loads(words)
+            try:
+                request, streams = _asked(client)
+            except (OSError, EOFError):  # SLURM has ended it meanwhile
+                continue
             with contextlib.suppress(Exception):  # the task meets it again, and says so
                 _capture(request["argv"][-1])
             if os.fork() == 0:
@@ -89,6 +89,18 @@ def serve(address: str) -> None:
                 os._exit(_hold(client, streams, request))
             for stream in streams:
                 os.close(stream)
+
+
+def _asked(client: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    size, streams, _, _ = socket.recv_fds(client, 4, 3)
+    words = b""
+    while not size or len(words) < int.from_bytes(size, "big"):
+        if not (more := client.recv(65536)):
+            for stream in streams:
+                os.close(stream)
+            raise EOFError
+        words += more
+    return json.loads(words), streams
 
 
 def _capture(folder: str) -> None:

@@ -52,6 +52,18 @@ def test_a_step_of_one_micro_batch_is_the_same_to_the_bit(
 
 
 @pytest.mark.parametrize("sharing", SHARED)
+def test_a_training_that_is_over_leaves_no_thread_behind(sharing: str, pool: Pool, tmp_path: Path) -> None:
+    """Autograd never lets go of the hook of a parameter, nor of what that holds."""
+    plan = plan_of(HERE + "mlp.py", {}, sharing=sharing, family="1f1b", workers=1, micros=1, data=2)
+    before = None
+    for time in range(3):
+        run(pool, plan, tmp_path / str(time), steps=1)
+        after = pool.run("tests.runtime.sharding.wire:threads", 2)
+        assert before in (None, after)
+        before = after
+
+
+@pytest.mark.parametrize("sharing", SHARED)
 def test_ties_frozen_layers_and_several_micro_batches_make_no_difference(
     sharing: str, pool: Pool, tmp_path: Path
 ) -> None:

@@ -72,6 +72,17 @@ def test_an_error_of_ones_own_comes_before_those_that_follow_from_it(paths: Path
     assert found.status == 7
 
 
+def test_ranks_that_gave_way_are_not_blamed_nor_those_that_lost_them(paths: Paths) -> None:
+    for rank in (0, 2):
+        left(paths, rank, "gave way", -signal.SIGTERM)
+    for rank in (1, 3):
+        left(paths, rank, "failed", 1)
+        raised(paths, rank, f"rank {rank}: RuntimeError: Connection reset", 5, secondary=True)
+    found = outcome(paths, 128 + signal.SIGTERM)
+    assert (found.state, found.rank, found.cause) == ("interrupted", None, record.GAVE_WAY)
+    assert record.by_slurm(found, []) == found
+
+
 def test_a_killed_rank_comes_before_the_errors_of_those_that_lost_it(paths: Paths) -> None:
     left(paths, 0, "failed", 1)
     raised(paths, 0, "rank 0: RuntimeError: Connection reset", 5, secondary=True)
