@@ -16,6 +16,7 @@ from planner.plan import Plan
 from runtime import checkpoint as checkpoints
 from runtime import launch, slurm
 from runtime.launch import handle_of
+from runtime.runfolder import read
 from runtime.scavenge import Asked, Scavenger, Tally, check_gives_way, daemon, idle_nodes, partition
 from shardwright import run as run_command
 from tests.slurm.cluster import Cluster
@@ -133,6 +134,7 @@ def test_a_job_that_somebody_cancelled_stays_cancelled(
 ) -> None:
     running = started(asked)
     trains_on(running, 4)
+    assert read(running.paths("paced")).gives_way == "at once"
     launch.cancel(running.paths("paced").root)
     found = ticked(running, lambda job: job.state == "aside", "set aside")
     assert found.reason == "somebody cancelled it"
