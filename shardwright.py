@@ -350,10 +350,12 @@ def frontier(
     cluster: Cluster | str | Path,
     *,
     batch: int,
+    nodes: int | None = None,
     schedules: Sequence[str] | None = None,
     fix: Mapping[str, object] | None = None,
     precision: str | None = None,
     execution: str | None = None,
+    effort: str = "normal",
 ) -> SolvedFrontier:
     """Finds the Pareto-optimal plans: time against memory, and time against devices.
 
@@ -362,7 +364,8 @@ def frontier(
     """
     from planner.notebook import front
 
-    return front(_question(costs, cluster, batch, schedules, fix, precision, execution))
+    machines = _cluster_of(cluster, nodes)
+    return front(_question(costs, machines, batch, schedules, fix, precision, execution, effort))
 
 
 def _question(
@@ -693,10 +696,12 @@ def load_plan(
     *,
     costs: Profile | str | Path | Sequence[Profile | str | Path] | None = None,
     cluster: Cluster | str | Path | None = None,
+    nodes: int | None = None,
 ) -> SolvedPlan:
     """Loads a plan from its file.
 
-    Args: `path` is its file; with `costs` and `cluster`, values or files, the plan can be asked `what_if`.
+    Args: `path` is its file; with `costs` and `cluster`, values or files, the plan can be asked `what_if`. Of a cluster
+      such as "h100x8" there may be `nodes`, as for `plan`.
     Returns: the plan, which shows itself.
     Raises: BadInput where the file is wrong, or where `costs` are of another model.
     """
@@ -707,7 +712,7 @@ def load_plan(
     found = plans.load(path)
     if costs is None or cluster is None:
         return SolvedPlan.of(found)
-    machines = _cluster_of(cluster)
+    machines = _cluster_of(cluster, nodes)
     known = _profile_of(costs, machines)
     check_same_model(found, known)
     asked = _question(

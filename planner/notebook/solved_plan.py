@@ -43,6 +43,7 @@ class SolvedPlan(Plan):
 
     @classmethod
     def of(cls, plan: Plan, asked: Question | None = None, before: Plan | None = None) -> SolvedPlan:
+        """Returns the plan as one that shows itself, and with `asked` answers further questions."""
         fields = {name: getattr(plan, name) for name in Plan.model_fields}
         found = cls.model_construct(_fields_set=set(plan.model_fields_set), **fields)
         found._asked, found._before = asked, before
@@ -50,10 +51,12 @@ class SolvedPlan(Plan):
 
     @property
     def asked(self) -> Question | None:
+        """Returns what the plan was solved from, None for one of a file."""
         return self._asked
 
     @property
     def question(self) -> Question:
+        """Returns what the plan was solved from. Raises: BadInput for a plan of a file."""
         if self._asked is None:
             raise BadInput(
                 "this plan came from a file: to solve again, its costs and machines are needed",
@@ -138,6 +141,7 @@ class SolvedPlan(Plan):
         return Path(path)
 
     def plot(self) -> Figure:
+        """Returns a matplotlib figure of one step."""
         return self.timeline().plot()
 
     def to_rows(self) -> list[dict[str, object]]:
