@@ -236,7 +236,8 @@ def Workload(
 
     Args: `batch` is one (inputs, targets) with the samples along their first dimension; a DataLoader `loader` may
       stand in its place, and is then what is trained on here. `loss(outputs, targets)` gives a mean, or (sum,
-      count); without it the model's own `loss` output counts. `optimizer` is one made for the model, or a class;
+      count); without it the model's own `loss` output counts, and of a module of Lightning with a loader its `training_step`
+      with the optimizer that it configures. `optimizer` is one made for the model, or a class;
       `lr_schedule` is functools.partial(a class, its settings). `valid` is a dataset or DataLoader to evaluate
       between steps; `metrics(outputs, targets)` gives {name: (sum, count)} of it. `callbacks` has "module:function" for
       on_step, on_evaluation, on_checkpoint and on_failure. `dataset`, `collate`, `sampler` and `valid` are
@@ -247,6 +248,14 @@ def Workload(
     from planner.capture import LiveLoop
     from runtime.data import live_workload
 
+    place = Path(folder) if folder else Path(f"{type(model).__name__.lower()}.model")
+    if loss is None and batch is None and loader is not None and hasattr(model, "training_step"):
+        from runtime.bridges import loss_of, step_of
+
+        again = partial(Workload, loss=loss_of, valid=valid, metrics=metrics, callbacks=callbacks, folder=place)
+        named = {"dataset": dataset, "collate": collate, "sampler": sampler, "lr_schedule": lr_schedule}
+        with step_of(model, loader) as (step, batches, made):  # type: ignore[arg-type]
+            return again(step, loader=batches, optimizer=made if optimizer is None else optimizer, **named)
     loop = LiveLoop(
         optimizer=optimizer,  # type: ignore[arg-type]
         lr_schedule=lr_schedule,  # type: ignore[arg-type]
@@ -256,7 +265,7 @@ def Workload(
         metrics=metrics,
         callbacks=callbacks or {},
     )
-    return live_workload(model, batch, loss, loader, loop, Path(folder) if folder else None, valid)
+    return live_workload(model, batch, loss, loader, loop, place, valid)
 
 
 def profile(
