@@ -45,7 +45,7 @@ _claim("runtime")
 from planner.cluster import Cluster  # noqa: E402
 from planner.errors import BadInput, BadPlan, Infeasible, ShardwrightError  # noqa: E402
 from planner.plan import Plan  # noqa: E402
-from planner.shown import CellBar, install  # noqa: E402
+from planner.shown import install  # noqa: E402
 from planner.workload import Workload as LiveWorkload  # noqa: E402
 
 install()
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
     from planner.capture import Captured
     from planner.cluster import Corrections
-    from planner.milp import Question, SearchWatch
+    from planner.milp import Question
     from planner.notebook import SolvedFrontier, SolvedPlan
     from planner.plan import Certificate, Prediction, StagePlan
     from planner.profile import Profile
@@ -252,7 +252,9 @@ def Workload(
     if loss is None and batch is None and loader is not None and hasattr(model, "training_step"):
         from runtime.bridges import loss_of, step_of
 
-        again = partial(Workload, loss=loss_of, valid=valid, metrics=metrics, callbacks=callbacks, folder=place)
+        again = partial(
+            Workload, loss=loss_of, valid=valid, metrics=metrics, callbacks=callbacks, folder=place
+        )
         named = {"dataset": dataset, "collate": collate, "sampler": sampler, "lr_schedule": lr_schedule}
         with step_of(model, loader) as (step, batches, made):  # type: ignore[arg-type]
             return again(step, loader=batches, optimizer=made if optimizer is None else optimizer, **named)
@@ -334,9 +336,8 @@ def plan(
     Raises: Infeasible where no plan fits; BadInput for a wrong argument.
     """
     from planner.calibrate import with_corrections
-    from planner.milp import SearchWatch, solve
-    from planner.notebook import SolvedPlan
-    from planner.show import other_device, words
+    from planner.notebook import SolvedPlan, searched
+    from planner.show import other_device
     from planner.terminal import Output
 
     machines = _cluster_of(cluster, nodes)
@@ -347,11 +348,8 @@ def plan(
         machines = with_corrections(machines, _corrections_of(calibration))
     if known.device not in {group.device for group in machines.nodes}:
         Output(as_json=False).note(other_device(known.device, machines))
-    with CellBar(f"planning {known.workload}") as bar:
-        watch = SearchWatch((lambda found: bar.tell(found.spent, words(found))) if bar.shown else None)
-        asked = _question(known, machines, batch, schedules, fix, precision, execution, effort, watch)
-        with watch.stoppable():
-            return SolvedPlan.of(solve(asked), asked)
+    asked = _question(known, machines, batch, schedules, fix, precision, execution, effort)
+    return SolvedPlan.of(searched(asked), asked)
 
 
 def frontier(
@@ -386,7 +384,6 @@ def _question(
     precision: str | None = None,
     execution: str | None = None,
     effort: str = "normal",
-    watch: SearchWatch | None = None,
 ) -> Question:
     from planner.milp import Question, effort_named
 
@@ -399,7 +396,7 @@ def _question(
         fix=dict(fix or {}),
         precision=precision,
         execution=execution,
-        effort=effort_named(effort, watch),
+        effort=effort_named(effort),
     )
 
 

@@ -64,7 +64,7 @@ def renew() -> None:
             resources={"metadata": {"path": str(EXAMPLES)}},
         ).execute()
         for cell in (cell for cell in notebook.cells if cell.cell_type == "code"):
-            told = [x for x in cell.outputs if x.get("name") != "stderr"]
+            told = [x for x in cell.outputs if x.output_type != "display_data" and x.get("name") != "stderr"]
             cell.outputs = told or cell.outputs
         notebook.metadata = nbformat.from_dict(
             {"kernelspec": notebook.metadata.kernelspec, "language_info": {"name": "python"}}

@@ -106,7 +106,7 @@ class Scheduled(Net):
 
 
 def test_a_schedule_that_a_module_configures_is_asked_for_by_name(tmp_path: Path) -> None:
-    with pytest.raises(sw.BadInput, match="more than one.*lr_schedule=functools.partial"):
+    with pytest.raises(sw.BadInput, match=r"more than one.*lr_schedule=functools\.partial"):
         sw.Workload(Scheduled(), loader=DataLoader(samples(), batch_size=8), folder=tmp_path / "m")
 
 
