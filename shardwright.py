@@ -252,12 +252,21 @@ def Workload(
     if loss is None and batch is None and loader is not None and hasattr(model, "training_step"):
         from runtime.bridges import loss_of, step_of
 
-        again = partial(
-            Workload, loss=loss_of, valid=valid, metrics=metrics, callbacks=callbacks, folder=place
-        )
-        named = {"dataset": dataset, "collate": collate, "sampler": sampler, "lr_schedule": lr_schedule}
-        with step_of(model, loader) as (step, batches, made):  # type: ignore[arg-type]
-            return again(step, loader=batches, optimizer=made if optimizer is None else optimizer, **named)
+        with step_of(model, loader) as (step, batches, made):
+            return Workload(
+                step,
+                loss=loss_of,
+                loader=batches,
+                optimizer=made if optimizer is None else optimizer,
+                lr_schedule=lr_schedule,
+                valid=valid,
+                metrics=metrics,
+                callbacks=callbacks,
+                dataset=dataset,
+                collate=collate,
+                sampler=sampler,
+                folder=place,
+            )
     loop = LiveLoop(
         optimizer=optimizer,  # type: ignore[arg-type]
         lr_schedule=lr_schedule,  # type: ignore[arg-type]

@@ -52,12 +52,13 @@ class RankTrace:
         flows = {flow: at for at, flow in enumerate(sorted({str(x["id"]) for x in self.events if "id" in x}))}
         beside = dict[tuple[int, str, int], int]()
         for each, lane in zip(self.events, _lanes(self.events), strict=True):
-            found = {**each, "pid": number[str(each.get("pid", 0))]}
+            process = number[str(each.get("pid", 0))]
+            found = {**each, "pid": process}
             if lane:
-                key = (found["pid"], str(each.get("tid", 0)), lane)
+                key = (process, str(each.get("tid", 0)), lane)
                 if key not in beside:
                     beside[key] = _BESIDE + len(beside)
-                    named = {"pid": found["pid"], "tid": beside[key], "args": {"name": f"beside {key[1]}"}}
+                    named = {"pid": process, "tid": beside[key], "args": {"name": f"beside {key[1]}"}}
                     yield {"ph": "M", "name": "thread_name", "ts": 0, **named}
                 found["tid"] = beside[key]
             if "id" in each:

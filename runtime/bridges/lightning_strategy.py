@@ -214,9 +214,7 @@ def whole_batches(loader: DataLoader[Any]) -> DataLoader[Any]:
 
 
 @contextmanager
-def step_of(
-    module: LightningModule, loader: DataLoader[Any]
-) -> Iterator[tuple[StepOfModule, DataLoader[Any], object]]:
+def step_of(module: Any, loader: Any) -> Iterator[tuple[StepOfModule, DataLoader[Any], object]]:
     """Yields a module's `training_step`, its loader and its optimizer as a live workload takes them."""
     made, step = module.configure_optimizers(), StepOfModule(module)
     if isinstance(made, (list, tuple, dict)):
