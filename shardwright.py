@@ -45,7 +45,7 @@ _claim("runtime")
 from planner.cluster import Cluster  # noqa: E402
 from planner.errors import BadInput, BadPlan, Infeasible, ShardwrightError  # noqa: E402
 from planner.plan import Plan  # noqa: E402
-from planner.shown import CellBar, install  # noqa: E402
+from planner.shown import install  # noqa: E402
 from planner.workload import Workload as LiveWorkload  # noqa: E402
 
 install()
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
     from planner.capture import Captured
     from planner.cluster import Corrections
-    from planner.milp import Question, SearchWatch
+    from planner.milp import Question
     from planner.notebook import SolvedFrontier, SolvedPlan
     from planner.plan import Certificate, Prediction, StagePlan
     from planner.profile import Profile
@@ -236,7 +236,8 @@ def Workload(
 
     Args: `batch` is one (inputs, targets) with the samples along their first dimension; a DataLoader `loader` may
       stand in its place, and is then what is trained on here. `loss(outputs, targets)` gives a mean, or (sum,
-      count); without it the model's own `loss` output counts. `optimizer` is one made for the model, or a class;
+      count); without it the model's own `loss` output counts, and of a module of Lightning with a loader its `training_step`
+      with the optimizer that it configures. `optimizer` is one made for the model, or a class;
       `lr_schedule` is functools.partial(a class, its settings). `valid` is a dataset or DataLoader to evaluate
       between steps; `metrics(outputs, targets)` gives {name: (sum, count)} of it. `callbacks` has "module:function" for
       on_step, on_evaluation, on_checkpoint and on_failure. `dataset`, `collate`, `sampler` and `valid` are
@@ -247,6 +248,25 @@ def Workload(
     from planner.capture import LiveLoop
     from runtime.data import live_workload
 
+    place = Path(folder) if folder else Path(f"{type(model).__name__.lower()}.model")
+    if loss is None and batch is None and loader is not None and hasattr(model, "training_step"):
+        from runtime.bridges import loss_of, step_of
+
+        with step_of(model, loader) as (step, batches, made):
+            return Workload(
+                step,
+                loss=loss_of,
+                loader=batches,
+                optimizer=made if optimizer is None else optimizer,
+                lr_schedule=lr_schedule,
+                valid=valid,
+                metrics=metrics,
+                callbacks=callbacks,
+                dataset=dataset,
+                collate=collate,
+                sampler=sampler,
+                folder=place,
+            )
     loop = LiveLoop(
         optimizer=optimizer,  # type: ignore[arg-type]
         lr_schedule=lr_schedule,  # type: ignore[arg-type]
@@ -256,7 +276,7 @@ def Workload(
         metrics=metrics,
         callbacks=callbacks or {},
     )
-    return live_workload(model, batch, loss, loader, loop, Path(folder) if folder else None, valid)
+    return live_workload(model, batch, loss, loader, loop, place, valid)
 
 
 def profile(
@@ -325,9 +345,8 @@ def plan(
     Raises: Infeasible where no plan fits; BadInput for a wrong argument.
     """
     from planner.calibrate import with_corrections
-    from planner.milp import SearchWatch, solve
-    from planner.notebook import SolvedPlan
-    from planner.show import other_device, words
+    from planner.notebook import SolvedPlan, searched
+    from planner.show import other_device
     from planner.terminal import Output
 
     machines = _cluster_of(cluster, nodes)
@@ -338,11 +357,8 @@ def plan(
         machines = with_corrections(machines, _corrections_of(calibration))
     if known.device not in {group.device for group in machines.nodes}:
         Output(as_json=False).note(other_device(known.device, machines))
-    with CellBar(f"planning {known.workload}") as bar:
-        watch = SearchWatch((lambda found: bar.tell(found.spent, words(found))) if bar.shown else None)
-        asked = _question(known, machines, batch, schedules, fix, precision, execution, effort, watch)
-        with watch.stoppable():
-            return SolvedPlan.of(solve(asked), asked)
+    asked = _question(known, machines, batch, schedules, fix, precision, execution, effort)
+    return SolvedPlan.of(searched(asked), asked)
 
 
 def frontier(
@@ -350,10 +366,12 @@ def frontier(
     cluster: Cluster | str | Path,
     *,
     batch: int,
+    nodes: int | None = None,
     schedules: Sequence[str] | None = None,
     fix: Mapping[str, object] | None = None,
     precision: str | None = None,
     execution: str | None = None,
+    effort: str = "normal",
 ) -> SolvedFrontier:
     """Finds the Pareto-optimal plans: time against memory, and time against devices.
 
@@ -362,7 +380,8 @@ def frontier(
     """
     from planner.notebook import front
 
-    return front(_question(costs, cluster, batch, schedules, fix, precision, execution))
+    machines = _cluster_of(cluster, nodes)
+    return front(_question(costs, machines, batch, schedules, fix, precision, execution, effort))
 
 
 def _question(
@@ -374,7 +393,6 @@ def _question(
     precision: str | None = None,
     execution: str | None = None,
     effort: str = "normal",
-    watch: SearchWatch | None = None,
 ) -> Question:
     from planner.milp import Question, effort_named
 
@@ -387,7 +405,7 @@ def _question(
         fix=dict(fix or {}),
         precision=precision,
         execution=execution,
-        effort=effort_named(effort, watch),
+        effort=effort_named(effort),
     )
 
 
@@ -693,10 +711,12 @@ def load_plan(
     *,
     costs: Profile | str | Path | Sequence[Profile | str | Path] | None = None,
     cluster: Cluster | str | Path | None = None,
+    nodes: int | None = None,
 ) -> SolvedPlan:
     """Loads a plan from its file.
 
-    Args: `path` is its file; with `costs` and `cluster`, values or files, the plan can be asked `what_if`.
+    Args: `path` is its file; with `costs` and `cluster`, values or files, the plan can be asked `what_if`. Of a cluster
+      such as "h100x8" there may be `nodes`, as for `plan`.
     Returns: the plan, which shows itself.
     Raises: BadInput where the file is wrong, or where `costs` are of another model.
     """
@@ -707,7 +727,7 @@ def load_plan(
     found = plans.load(path)
     if costs is None or cluster is None:
         return SolvedPlan.of(found)
-    machines = _cluster_of(cluster)
+    machines = _cluster_of(cluster, nodes)
     known = _profile_of(costs, machines)
     check_same_model(found, known)
     asked = _question(

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 import signal
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -258,6 +262,43 @@ def test_ctrl_c_gives_the_best_so_far_and_says_so(
     assert written
     for path in written:
         assert violations(plan_yaml.load(path), profile=COSTS, cluster=MACHINES) == []
+
+
+def test_ctrl_c_at_five_random_moments_gives_a_valid_plan_with_an_honest_gap_or_says_that_there_is_none(
+    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Moments of a search of all families, drawn anew each time; a press that comes late changes nothing."""
+    asked = [*files[:-2], "--batch=16", "--force", "-o", str(tmp_path / "whole.yaml")]
+    begun = time.monotonic()
+    assert sw.run(asked) == 0
+    took_s = time.monotonic() - begun
+    best_ns = plan_yaml.load(tmp_path / "whole.yaml").prediction.step_ns
+    for at in range(5):
+        path, sent = tmp_path / f"{at}.yaml", threading.Event()
+
+        def press(sent: threading.Event = sent) -> None:
+            sent.set()
+            os.kill(os.getpid(), signal.SIGINT)
+
+        timer = threading.Timer(random.uniform(0, took_s), press)
+        late = signal.signal(signal.SIGINT, lambda *_: None)  # after the end, or before anything is searched
+        try:
+            timer.start()
+            status = sw.run([*asked[:-1], str(path)])
+        finally:
+            timer.cancel()
+            timer.join()
+            signal.signal(signal.SIGINT, late)
+        said = capsys.readouterr().err
+        if status == 130:
+            assert sent.is_set() and "nothing found yet" in said and not path.exists()
+            continue
+        found = plan_yaml.load(path)
+        assert status == 0 and violations(found, profile=COSTS, cluster=MACHINES) == []
+        assert found.certificate is not None and found.certificate.bound_ns <= best_ns
+        assert found.prediction.step_ns >= best_ns
+        if found.prediction.step_ns > best_ns:
+            assert said.startswith("stopped by Ctrl-C") and found.certificate.gap > 0
 
 
 def test_a_second_ctrl_c_before_any_plan_says_that_there_is_none(

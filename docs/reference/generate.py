@@ -27,6 +27,25 @@ from planner.spatial.rules.table import RULES
 HERE = Path(__file__).parent
 MADE = "<!-- made by `make docs`: edit the code, not this page -->\n"
 _REQUIRED = (inspect.Parameter.empty, ...)
+_OTHER_NAMES = {
+    "--micro 1,2": "micros=(1, 2)",
+    "--schedule 1f1b,chimera": 'schedules=["1f1b", "chimera"]',
+    "--fix pipeline=4": 'fix={"pipeline": 4}',
+    "--spatial 2,2x2": "grids=[(2,), (2, 2)]",
+    "--profile FILE": "costs, a value or a file",
+    "--set width=128": "width=128",
+    "--frontier": "sw.frontier(...)",
+    "--devices 8": 'fix={"devices": 8}',
+    "--proof, --explain": "plan.certificate, and print(plan)",
+    "--local, --slurm": 'on="local", on="slurm"',
+    "show": "print(value)",
+}
+_TOLD = {  # classes whose fields are those of a file
+    "Plan": "A plan: what every device does in a step, and the proof. Its fields are those of [plan.yaml](plan.md).",
+    "Prediction": "The step that a plan should take, with its error bar, and the memory of every worker: "
+    "[its fields](plan.md#prediction).",
+    "StagePlan": "The layers of one stage, and how they are trained: [its fields](plan.md#stageplan).",
+}
 WORKERS, MICROS = 4, 4  # of the pictures
 UNIT = StageTimes(
     forward_ns=4000,
@@ -104,7 +123,18 @@ def _cell(text: str) -> str:
 
 
 def facade() -> str:
-    parts = ["# Python\n", "`import shardwright as sw`. The same verbs as the commands.\n"]
+    parts = [
+        "# Python\n",
+        "`import shardwright as sw`. The same verbs as the commands, with their options under the same names. These "
+        "differ, since Python has lists and values:\n",
+        "| of a command | in Python |",
+        "|---|---|",
+        *(f"| `{option}` | `{argument}` |" for option, argument in _OTHER_NAMES.items()),
+        "",
+        "What takes a plan, a profile, a cluster or a run also takes the path of its file or folder. Values have "
+        "`to_rows()`, `to_dict()` and `to_pandas()`, and show themselves as text and in a notebook. "
+        "[Python by example](../by-example.md) uses every name once.\n",
+    ]
     for name in shardwright.__all__:
         value = getattr(shardwright, name)
         signature = _signature(value)
@@ -116,6 +146,8 @@ def facade() -> str:
 
 
 def _doc(value: object) -> str:
+    if inspect.isclass(value) and value.__name__ in _TOLD:
+        return _TOLD[value.__name__] + "\n"
     own = vars(value).get("__doc__") if inspect.isclass(value) else inspect.getdoc(value)
     return f"{inspect.cleandoc(own)}\n" if own else ""
 
@@ -150,7 +182,9 @@ def _methods(value: type) -> Iterator[str]:
     methods = {name: method for base in ours if base is not Shown for name, method in vars(base).items()}
     for name, method in methods.items():
         plain = method.__func__ if isinstance(method, classmethod | staticmethod) else method
-        if name.startswith("_") or not (inspect.isfunction(plain) or isinstance(method, property)):
+        if name.startswith(("_", "model_post_init")) or not (
+            inspect.isfunction(plain) or isinstance(method, property)
+        ):
             continue
         about = " ".join((inspect.getdoc(method) or "").split())
         called = "" if isinstance(method, property) else _plain(str(inspect.signature(plain)))

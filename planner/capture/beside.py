@@ -155,7 +155,7 @@ def too_large(captured: Captured, samples: int) -> str:
     graph = captured.graph
     held = sum(x.bytes for x in graph.parameters) + sum(x.bytes for x in graph.buffers)
     if held > LARGEST_BYTES:
-        return f"its tensors take {held / 2**30:.1f} GiB, more than {LARGEST_BYTES / 2**30:.0f}"
+        return f"its tensors take {held / 2**30:.1f} GiB, more than the {LARGEST_BYTES / 2**30:.0f} GiB that are tried"
     flops = sum(layer.fixed_flops + layer.sample_flops * samples for layer in graph.layers)
     if flops > LARGEST_FLOPS:
         return f"a forward pass takes {flops / 1e9:.0f} GFLOP, more than {LARGEST_FLOPS / 1e9:.0f}"

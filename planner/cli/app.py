@@ -262,9 +262,9 @@ def _kept(trace: str) -> str:
 
 def _wrong_usage(error: typer.BadParameter) -> BadInput:
     command = error.ctx.command_path if error.ctx is not None else NAME
-    return BadInput(
-        error.format_message().rstrip("."), where=command, allowed=f"what `{command} --help` lists"
-    )
+    missing = getattr(error.param, "help", None) if type(error).__name__ == "MissingParameter" else None
+    more = f"{missing}; `{command} --help` says more" if missing else f"what `{command} --help` lists"
+    return BadInput(error.format_message().rstrip("."), where=command, allowed=more)
 
 
 def whole_numbers(text: str, option: str) -> tuple[int, ...]:

@@ -4,10 +4,11 @@ In: a plan and the question that it answers. Out: a `SolvedPlan` with `what_if` 
 plans again. Start reading in `solved_plan.py`.
 """
 
-from planner.notebook.solved_plan import SolvedFrontier, SolvedPlan, front
+from planner.notebook.solved_plan import SolvedFrontier, SolvedPlan, front, searched
 
 __all__ = [
     "SolvedFrontier",
     "SolvedPlan",
     "front",
+    "searched",
 ]

@@ -1,17 +1,13 @@
 """A plan in the hand of somebody who explores: it shows itself, and can be asked what would be if.
 
-plan = sw.plan(costs, cluster, batch=64)
-plan.what_if(memory_gib=24)
 plan.what_if(schedule="chimera", pairs=2)
-plan.frontier().plot()
-
-The frontier in a notebook: every plan of it is one that can be asked further.
+plan.frontier().plot()  # every plan of a frontier is one that can be asked further
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +16,9 @@ from pydantic import PrivateAttr
 from planner import show
 from planner.errors import BadInput, ShardwrightError
 from planner.explore import Frontier, frontier
-from planner.milp import Question, solve
+from planner.milp import Question, SearchWatch, solve
 from planner.plan import Plan, stage_rows
-from planner.shown import Shown, frame_of
+from planner.shown import CellBar, Shown, frame_of
 from planner.timeline import Timeline
 from planner.units import format_duration
 
@@ -43,6 +39,7 @@ class SolvedPlan(Plan):
 
     @classmethod
     def of(cls, plan: Plan, asked: Question | None = None, before: Plan | None = None) -> SolvedPlan:
+        """Returns the plan as one that shows itself, and with `asked` answers further questions."""
         fields = {name: getattr(plan, name) for name in Plan.model_fields}
         found = cls.model_construct(_fields_set=set(plan.model_fields_set), **fields)
         found._asked, found._before = asked, before
@@ -50,10 +47,12 @@ class SolvedPlan(Plan):
 
     @property
     def asked(self) -> Question | None:
+        """Returns what the plan was solved from, None for one of a file."""
         return self._asked
 
     @property
     def question(self) -> Question:
+        """Returns what the plan was solved from; BadInput for a plan of a file."""
         if self._asked is None:
             raise BadInput(
                 "this plan came from a file: to solve again, its costs and machines are needed",
@@ -81,8 +80,7 @@ class SolvedPlan(Plan):
         asked = self.question.replace(
             batch=batch, memory_gib=memory_gib, nodes=nodes, network=network, schedule=schedule, fix=fix
         )
-        with asked.effort.watch.stoppable():
-            return SolvedPlan.of(solve(asked), asked, before=self)
+        return SolvedPlan.of(searched(asked), asked, before=self)
 
     def frontier(self) -> SolvedFrontier:
         """Returns the best trades of time against memory and against devices."""
@@ -138,6 +136,7 @@ class SolvedPlan(Plan):
         return Path(path)
 
     def plot(self) -> Figure:
+        """Returns a matplotlib figure of one step."""
         return self.timeline().plot()
 
     def to_rows(self) -> list[dict[str, object]]:
@@ -220,6 +219,14 @@ class SolvedFrontier(Shown):
         return show.html(self.found)
 
 
+def searched(asked: Question) -> Plan:
+    """Solves a question with a bar in the cell of a notebook; the first Ctrl-C gives the best plan so far."""
+    with CellBar(f"planning {asked.profile.workload}") as bar:
+        watch = SearchWatch((lambda found: bar.tell(found.spent, show.words(found))) if bar.shown else None)
+        with watch.stoppable():
+            return solve(replace(asked, effort=replace(asked.effort, watch=watch)))
+
+
 def front(asked: Question) -> SolvedFrontier:
     with asked.effort.watch.stoppable():
         return SolvedFrontier(frontier(asked), asked)
@@ -246,10 +253,8 @@ class Dials:
         fix: dict[str, Any] = {} if micro is None else {"micro": micro}  # None would free what was fixed
         try:
             if key not in self._known:
-                times = None if network == 1 else network
-                self._known[key] = self.start.what_if(
-                    nodes=nodes, network=times, memory_gib=memory_gib, **fix
-                )
+                fix |= {"network": None if network == 1 else network, "memory_gib": memory_gib}
+                self._known[key] = self.start.what_if(nodes=nodes, **fix)
             self.answer = self._known[key]
         except ShardwrightError as error:
             return show.paragraph(str(error))

@@ -188,9 +188,10 @@ def measured(found: Contents, run: RunRecord) -> str:
     parts.append(f"<p>{escaped(said)}</p>")
     parts += [*_steps(run), *_late(found, run)]
     if len(run.losses) > 1:
-        losses = [run.losses[step] for step in sorted(run.losses)]
-        told = f"Loss {losses[0]:.4f} at first, {losses[-1]:.4f} at last"
-        parts.append(f"<h3>Loss</h3>{sparkline(losses, told)}<p class=soft>{escaped(told)}.</p>")
+        losses = dict(sorted(run.losses.items()))
+        told = f"Loss {losses[min(losses)]:.4f} at first, {losses[max(losses)]:.4f} at last"
+        drawn = sparkline(losses, told, "{:.4f}".format)
+        parts.append(f"<h3>Loss</h3>{drawn}<p class=soft>{escaped(told)}.</p>")
     parts.append(listed if len(rows) <= MOST_LISTED else folded(f"All {len(rows)} kinds of event", listed))
     return section("run", "Measured and predicted", *parts)
 
@@ -203,7 +204,8 @@ def _steps(run: RunRecord) -> Iterator[str]:
         low, middle, high = (format_duration(float(np.quantile(steps, share))) for share in (0.05, 0.5, 0.95))
         told = f"Step times from {format_duration(min(steps))} to {format_duration(max(steps))}"
         spread = f"Half of them took {middle} or less, and nine of ten between {low} and {high}."
-        yield f"<h3>Step times</h3>{sparkline(steps, told)}<p class=soft>{escaped(told)}. {escaped(spread)}</p>"
+        drawn = sparkline({step: lengths[step] for step in run.steps}, told, format_duration)
+        yield f"<h3>Step times</h3>{drawn}<p class=soft>{escaped(told)}. {escaped(spread)}</p>"
 
 
 _NOTABLE = 0.05  # of the time of the other ranks of a worker

@@ -218,13 +218,29 @@ def scatter(
     return f'<svg role="img" aria-label="{escaped(told)}" height="164" data-points="{len(rows)}">{frame}{"".join(parts)}{ends}</svg>'
 
 
-def sparkline(values: Sequence[float], told: str) -> str:
-    low, high = min(values), max(values)
+_MOST_HOVERED = 400  # steps that say their number to the pointer; of more, every second, third, ...
+
+
+def sparkline(values: Mapping[int, float], told: str, written: Callable[[float], str]) -> str:
+    """Draws numbers by step, with their range and their first and last step; the pointer is told each.
+
+    Args: `written` writes a value.
+    """
+    low, high, wide = min(values.values()), max(values.values()), 100 / max(1, len(values) - 1)
     points = " ".join(
-        f"{100 * i / max(1, len(values) - 1):.2f},{38 - 34 * ((v - low) / (high - low) if high > low else 0.5):.2f}"
-        for i, v in enumerate(values)
+        f"{wide * i:.2f},{38 - 34 * ((v - low) / (high - low) if high > low else 0.5):.2f}"
+        for i, v in enumerate(values.values())
+    )
+    apart = -(-len(values) // _MOST_HOVERED)
+    hovered = "".join(
+        f'<rect x="{wide * (i - apart / 2):.2f}" y="0" width="{wide * apart:.2f}" height="42" fill="transparent">'
+        f"<title>step {step}: {escaped(written(value))}</title></rect>"
+        for i, (step, value) in enumerate(values.items())
+        if i % apart == 0
     )
     return (
+        f'<div class="spark"><span>{escaped(written(high))}</span>'
         f'<svg role="img" aria-label="{escaped(told)}" height="44" viewBox="0 0 100 42" preserveAspectRatio="none">'
-        f'<polyline points="{points}" fill="none" stroke="var(--pipe0-strong)" stroke-width="1.8" vector-effect="non-scaling-stroke"/></svg>'
+        f'<polyline points="{points}" fill="none" stroke="var(--pipe0-strong)" stroke-width="1.8" vector-effect="non-scaling-stroke"/>'
+        f"{hovered}</svg><span>{escaped(written(low))}</span><span>step {min(values)}</span><span>step {max(values)}</span></div>"
     )

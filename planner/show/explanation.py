@@ -195,6 +195,7 @@ class SideBySide(Shown):
         return {"plans": self.to_rows()}
 
     def summary(self) -> str:
+        """Returns a sentence for each plan after the first, on how it differs from the first."""
         return " ".join(against(self.plans[0], other) for other in self.plans[1:])
 
     def heads(self) -> tuple[str, ...]:

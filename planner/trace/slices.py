@@ -11,18 +11,22 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from itertools import count
-from math import inf, nextafter
 from typing import NamedTuple
 
 from planner.plan import Hop, Plan, ranks_of_worker, schedule_of
 from planner.schedule import Kind, Message
 from planner.simulate import compile
 from planner.timeline import COLLECTIVE, SEND, Event, Timeline, decode
-from planner.trace.profiler import RankTrace
+from planner.trace.profiler import RankTrace, us
 
 TraceEvent = dict[str, object]
 
-_COMPUTE_LANE, _SUM_LANE, _MESSAGE_LANE = 0, 1, 2
+_COMPUTE_LANE, _SUM_LANE, _MESSAGE_LANE = (
+    1,
+    2,
+    3,
+)  # Perfetto takes a thread 0 for the process's own, another lane
+_FIRST_PROCESS = 1  # for the same reason
 _OF_A_STAGE = (Kind.SYNC, Kind.STEP, COLLECTIVE)  # and of no micro-batch
 
 
@@ -51,23 +55,17 @@ def perfetto(plan: Plan, timelines: Mapping[str, Timeline], profiled: Sequence[R
     for at, (name, timeline) in enumerate(timelines.items()):
         slices = list(_slices(timeline))
         sent = _sent(slices, messages)
-        first = at * apart
+        first = _FIRST_PROCESS + at * apart
         events += _names(name, slices, first)
         events += (_drawn(each, first, messages.hops, sent.get(row)) for row, each in enumerate(slices))
         events += _arrows(plan, slices, messages, sent, first, flows)
         events += _memory(timeline, first)
     zero_ns = next((_zero(timeline) for timeline in timelines.values()), 0)
-    after = len(timelines) * apart
+    after = _FIRST_PROCESS + len(timelines) * apart
     for each in profiled:
         events += each.moved(zero_ns, after)
         after += each.processes
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, separators=(",", ":"))
-
-
-def _us(ns: int) -> float:
-    """Returns microseconds that are the same nanoseconds again for a reader that cuts decimals off."""
-    found = ns / 1e3
-    return found if int(found * 1e3) == ns else nextafter(found, inf)
 
 
 def _zero(timeline: Timeline) -> int:
@@ -98,7 +96,10 @@ def _slices(timeline: Timeline) -> Iterator[TraceSlice]:
     for at in sorted(range(len(rows)), key=lambda at: rows[at][3:5]):
         _, rank, code, start, end, _ = rows[at]
         name = decode(code).name
-        if name in (SEND, COLLECTIVE):
+        mark = (
+            name == Kind.SYNC.value and start == end
+        )  # beside what begins at its moment, Perfetto draws it within
+        if mark or name in (SEND, COLLECTIVE):
             ends = busy.setdefault((rank, name == SEND), [])
             lane = next((i for i, taken in enumerate(ends) if taken <= start), len(ends))
             ends[lane:] = [end, *ends[lane + 1 :]]
@@ -130,7 +131,7 @@ def _names(name: str, slices: Sequence[TraceSlice], first: int) -> Iterator[Trac
         yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": f"{name}, rank {rank}"}}
         yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
     for rank, lane in sorted({(each.rank, each.lane) for each in slices}):
-        told = "compute" if lane == _COMPUTE_LANE else "gradient sums" if lane % 2 else "messages"
+        told = "compute" if lane == _COMPUTE_LANE else "messages" if lane % 2 else "gradient sums"
         yield {"ph": "M", "name": "thread_name", "pid": first + rank, "tid": lane, "args": {"name": told}}
 
 
@@ -148,7 +149,7 @@ def _drawn(
         args["waited_us"] = each.waited / 1e3
     return {
         "ph": "X", "name": str(event), "cat": event.name, "pid": first + each.rank, "tid": each.lane,
-        "ts": _us(each.start), "dur": _us(each.end - each.start), "args": args,
+        "ts": us(each.start), "dur": us(each.end - each.start), "args": args,
     }  # fmt: skip
 
 
@@ -185,7 +186,7 @@ _END: TraceEvent = {"name": "message", "cat": "message"}
 
 def _where(each: TraceSlice, first: int) -> TraceEvent:
     """Returns the middle of a slice, at which an arrow can mean no other."""
-    return {"pid": first + each.rank, "tid": each.lane, "ts": _us((each.start + each.end) // 2)}
+    return {"pid": first + each.rank, "tid": each.lane, "ts": us((each.start + each.end) // 2)}
 
 
 def _action(
@@ -210,5 +211,5 @@ def _memory(timeline: Timeline, first: int) -> Iterator[TraceEvent]:
     zero = _zero(timeline)
     columns = (timeline.memory_rank, timeline.memory_ns, timeline.memory_bytes)
     for rank, ns, size in zip(*(column.tolist() for column in columns), strict=True):
-        at = {"pid": first + rank, "ts": _us(ns - zero)}
+        at = {"pid": first + rank, "ts": us(ns - zero)}
         yield {"ph": "C", "name": "memory", **at, "args": {"bytes": size}}

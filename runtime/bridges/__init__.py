@@ -10,11 +10,15 @@ from planner.doors import later
 from runtime.bridges.prepared import Prepare, Prepared, TrainedStep
 
 if TYPE_CHECKING:
-    from runtime.bridges.lightning_strategy import StrategyByPlan
+    from runtime.bridges.lightning_strategy import StrategyByPlan, loss_of, step_of
     from runtime.bridges.transformers_trainer import TrainerByPlan
 
-__all__ = ["Prepare", "Prepared", "StrategyByPlan", "TrainedStep", "TrainerByPlan"]
+__all__ = ["Prepare", "Prepared", "StrategyByPlan", "TrainedStep", "TrainerByPlan", "loss_of", "step_of"]
 
 __getattr__ = later(
-    __name__, {"lightning_strategy": ("StrategyByPlan",), "transformers_trainer": ("TrainerByPlan",)}
+    __name__,
+    {
+        "lightning_strategy": ("StrategyByPlan", "loss_of", "step_of"),
+        "transformers_trainer": ("TrainerByPlan",),
+    },
 )

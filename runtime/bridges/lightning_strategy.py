@@ -116,12 +116,7 @@ class StrategyByPlan(SingleDeviceStrategy):  # type: ignore[misc]
     def _begun(self, trainer: Trainer) -> Prepared:
         loader = refuse(trainer, self._module, self)
         step = StepOfModule(self._module)
-        batches = DataLoader(
-            loader.dataset,
-            batch_size=loader.batch_size,
-            sampler=loader.sampler,
-            collate_fn=Parts(loader.collate_fn),
-        )
+        batches = whole_batches(loader)
         with alone(self._module, step):
             self._asked = logging_of(step, batches)
             self.prepared = self._prepare(
@@ -210,6 +205,23 @@ class NoTrainer:
         raise BadInput(
             f"training_step asks the Trainer for {name}", where="PlanStrategy", allowed="tensors of the batch"
         )
+
+
+def whole_batches(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """Returns a loader of the same samples in the same order, whose inputs are the whole batch."""
+    how: Any = {"batch_size": loader.batch_size, "sampler": loader.sampler}
+    return DataLoader(loader.dataset, collate_fn=Parts(loader.collate_fn), **how)
+
+
+@contextmanager
+def step_of(module: Any, loader: Any) -> Iterator[tuple[StepOfModule, DataLoader[Any], object]]:
+    """Yields a module's `training_step`, its loader and its optimizer as a live workload takes them."""
+    made, step = module.configure_optimizers(), StepOfModule(module)
+    if isinstance(made, (list, tuple, dict)):
+        allowed = "optimizer=, and lr_schedule=functools.partial(a class, its settings)"
+        raise BadInput("configure_optimizers returns more than one", where="Workload", allowed=allowed)
+    with alone(module, step):
+        yield step, whole_batches(loader), made
 
 
 def logging_of(step: StepOfModule, loader: DataLoader[Any]) -> StepOfModule:

@@ -39,7 +39,7 @@ def asked_of(library: str, program: str, to: str) -> Mapping[str, dict[str, obje
     Args: `program` reads {name: text} from `texts` and fills `found`.
     """
     if importlib.util.find_spec(library) is None:
-        pytest.skip(f"needs {library}: the extra `bench` has it")
+        pytest.skip(f"needs {library}: the extras `test` and `bench` have it")
     texts = {name: export(plan, to) for name, plan in stated(to).items()}
     whole = f"import json, sys\ntexts, found = json.load(sys.stdin), {{}}\n{program}\nprint('\\n' + json.dumps(found))"
     done = subprocess.run(

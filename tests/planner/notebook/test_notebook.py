@@ -9,6 +9,8 @@ from html.parser import HTMLParser
 from typing import Protocol
 from xml.etree import ElementTree
 
+import IPython
+import IPython.display
 import matplotlib.pyplot
 import numpy as np
 import pytest
@@ -142,6 +144,33 @@ def test_what_if_is_what_the_solver_says_to_the_changed_question(asked: Question
     assert "chimera" in repr(other).splitlines()[0] and "instead of" in repr(other).splitlines()[0]
     assert other.what_if(batch=8).schedule.family == "chimera", "changes add up"
     assert solved.what_if(pipeline=None).certificate is not None, "what was fixed is free again"
+
+
+class Shell:
+    """In the place of a notebook's."""
+
+    kernel = True
+
+
+def test_each_question_has_a_bar_of_its_own_that_ends_empty(
+    solved: SolvedPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bars: list[list[str]] = []
+
+    class Bar:
+        def __init__(self, data: dict[str, str], **_: object) -> None:
+            self.told = [data["text/plain"]]
+            bars.append(self.told)
+
+        def update(self, data: dict[str, str], **_: object) -> None:
+            self.told.append(data["text/plain"])
+
+    monkeypatch.setattr(IPython.display, "display", Bar)
+    monkeypatch.setattr(IPython, "get_ipython", Shell)
+    monkeypatch.setattr("planner.shown.FIRST_BAR_S", 0.0)
+    other = solved.what_if(schedule="gpipe")
+    assert other.what_if(batch=4).batch.samples == 4
+    assert len(bars) == 2 and all(told[0].startswith("planning ") and told[-1] == "" for told in bars)
 
 
 def test_less_memory_costs_time_or_is_refused_with_what_is_missing(solved: SolvedPlan) -> None:

@@ -20,6 +20,7 @@ from planner.plan import Plan
 from planner.plan import yaml as plan_yaml
 from planner.profile import yaml as profile_yaml
 from planner.report import Contents, render
+from planner.report.widgets import sparkline
 from planner.schedule import parse_orders
 from planner.simulate import RunRecord, simulate_plan
 from planner.timeline import Timeline
@@ -218,3 +219,10 @@ def test_the_command_writes_a_page_and_overwrites_nothing(
     assert sw.run(["report", str(file), str(tmp_path), "-o", str(tmp_path / "c.html")]) == 2
     assert "is no run folder" in capsys.readouterr().err
     assert not (tmp_path / "b.html").exists() and not (tmp_path / "c.html").exists()
+
+
+def test_losses_by_step_have_their_range_their_ends_and_a_word_for_the_pointer() -> None:
+    drawn = sparkline({step: 1 / step for step in range(3, 1003)}, "Loss", "{:.2f}".format)
+    assert re.findall(r"<span>(.*?)</span>", drawn) == ["0.33", "0.00", "step 3", "step 1002"]
+    titles = re.findall(r"<title>(.*?)</title>", drawn)
+    assert titles[:2] == ["step 3: 0.33", "step 6: 0.17"] and len(titles) == 334

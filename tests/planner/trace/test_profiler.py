@@ -61,6 +61,22 @@ def test_a_rank_is_moved_by_its_earliest_mark_and_by_its_hosts_clock(tmp_path: P
     assert found.rank == 1 and len(moved) == 2
 
 
+def test_arrows_have_numbers_of_their_rank_and_what_overlaps_a_thread_of_its_own(tmp_path: Path) -> None:
+    at = {"pid": 3, "tid": 3}
+    spans = [{**at, "ph": "X", "name": name, "ts": ts, "dur": dur} for name, ts, dur in (
+        ("around", 10.0, 5.0), ("within", 11.0, 4.0), ("beyond", 14.0, 9.0), ("later", 16.0, 1.0)
+    )]  # fmt: skip
+    arrows = [{**at, "ph": kind, "name": "arrow", "id": "a", "ts": 12} for kind in "sf"]
+    told = {"distributedInfo": {"rank": 1}, "traceEvents": [MARK, *spans, *arrows]}
+    found = read_rank_trace(written(tmp_path / "mine.json", told), Timeline())
+    moved = list(found.moved(zero_ns=0, first=9))
+    threads = {e["name"]: e["tid"] for e in moved if e["ph"] == "X"}
+    assert threads["around"] == threads["within"] == threads["later"] == 3 != threads["beyond"]
+    assert [e["args"]["name"] for e in moved if e["ph"] == "M"] == ["beside 3"]
+    ids = {e["id"] for e in moved if e["ph"] in "sf"}
+    assert len(ids) == 1 and isinstance(ids.pop(), int)
+
+
 @pytest.mark.parametrize(
     ("data", "said"),
     [

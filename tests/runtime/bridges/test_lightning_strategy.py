@@ -86,6 +86,30 @@ def test_ten_steps_on_two_ranks_are_those_of_lightning_alone(tmp_path: Path) -> 
     assert evaluated == pytest.approx(float(by_itself.callback_metrics["valid_loss"]), rel=1e-6)
 
 
+def test_a_module_with_its_loader_is_a_workload_for_machines_that_are_not_here(tmp_path: Path) -> None:
+    net, loader = Net(), DataLoader(samples(), batch_size=8)
+    mine = sw.Workload(net, loader=loader, folder=tmp_path / "net.model")
+    assert net._trainer is None and "log" not in vars(net), "the module is left as it was"
+    costs = sw.profile(mine, device="roofline:A100-80GB", micros=(4,), precision="fp32")
+    plan = sw.plan(costs, "a100x8", nodes=16, batch=512, schedules=["1f1b"], effort="quick")
+    assert sw.verify(plan, costs=costs, cluster="a100x8", nodes=16) == []
+    how: dict[str, Any] = {"schedules": ["1f1b"], "effort": "quick", "fix": {"data": 1, "pipeline": 2}}
+    run = sw.launch(sw.plan(costs, CLUSTER, batch=8, **how), tmp_path / "run", steps=10, on="local")
+    _, seen, _ = fitted("auto", tmp_path / "a")
+    assert list(run.wait().check().losses.values()) == pytest.approx(seen.losses, rel=1e-6)
+
+
+class Scheduled(Net):
+    def configure_optimizers(self) -> Any:
+        made = super().configure_optimizers()
+        return [made], [torch.optim.lr_scheduler.StepLR(made, 2)]
+
+
+def test_a_schedule_that_a_module_configures_is_asked_for_by_name(tmp_path: Path) -> None:
+    with pytest.raises(sw.BadInput, match=r"more than one.*lr_schedule=functools\.partial"):
+        sw.Workload(Scheduled(), loader=DataLoader(samples(), batch_size=8), folder=tmp_path / "m")
+
+
 class Clipped(Net):
     def on_after_backward(self) -> None:
         """Would look at gradients."""

@@ -130,7 +130,7 @@ def sent(to: str, run: Path, reader: str) -> dict[str, object]:
     Args: `reader` prints an object as its last line, of the folder `run`.
     """
     if importlib.util.find_spec(to) is None:
-        pytest.skip(f"needs {to}: the extra `{to}` has it")
+        pytest.skip(f"needs {to}: the extra `test` has it")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     environment = {
         key: value for key, value in environment.items() if not key.startswith(("WANDB", "MLFLOW"))

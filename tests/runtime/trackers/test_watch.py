@@ -111,6 +111,13 @@ def test_a_page_follows_the_run_takes_its_report_and_the_server_ends(served: Ser
         assert page.inner_text("#said") == "the last step was later than predicted"
         assert page.get_attribute("#ranks", "data-late") == "2", "both ranks, one step"
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert page.inner_text("#losses-most") == "1.050" and page.inner_text("#times-most").endswith(" s")
+        for chart, told in (("losses", "step 3: 0.3333"), ("ranks", "rank 1, step 3: 60.0 s")):
+            page.locator(f"#{chart}").scroll_into_view_if_needed()
+            box = page.locator(f"#{chart}").bounding_box()
+            assert box is not None
+            page.mouse.move(box["x"] + box["width"] - 2, box["y"] + box["height"] - 2)
+            assert page.inner_text(f"#{chart}-tip") == told
         for scheme, width in (("light", 375), ("dark", 375), ("dark", 1440)):
             page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
             page.set_viewport_size({"width": width, "height": 800})
