@@ -94,7 +94,7 @@ class Draw:
 
         Args: `parts` has the whole length and this rank's rows of each dimension that is cut.
         """
-        if isinstance(x, FakeTensor) or x.is_meta or not x.numel():
+        if _empty(x) or not x.numel():
             result: Tensor = self.target(x, p, True)
             return result
         if p >= 1:
@@ -126,9 +126,7 @@ class Draw:
     def _by_sample(self, args: Sequence[object], kwargs: Mapping[str, object]) -> Tensor:
         leaves, spec = pytree.tree_flatten((args, kwargs))
         batch = next((_length(x, share) for x, share in zip(leaves, self.shares, strict=True) if share), 0)
-        if not batch or any(
-            isinstance(x, FakeTensor) or (isinstance(x, Tensor) and x.is_meta) for x in leaves
-        ):
+        if not batch or any(isinstance(x, Tensor) and _empty(x) for x in leaves):
             result: Tensor = self.target(*args, **kwargs)
             return result
         found = []
@@ -163,6 +161,10 @@ def _places(
     return Places(found[0], further, found[1], plain), samples, batch
 
 
+def _empty(x: Tensor) -> bool:
+    return isinstance(x, FakeTensor) or x.is_meta
+
+
 def _length(leaf: object, share: tuple[int, int]) -> int:
     dim, rows = share
     size = leaf.shape[dim] if isinstance(leaf, Tensor) else leaf
@@ -178,10 +180,7 @@ def _of_sample(leaf: object, share: tuple[int, int] | None, sample: int) -> obje
 
 
 def random_operations(module: StageModule) -> list[fx.Node]:
-    """Returns the nodes of a stage that draw random numbers, in the order of its graph.
-
-    Args: `module` is a stage with its graph, whose random operations are not keyed yet.
-    """
+    """Returns the nodes of a stage that draw random numbers, in the order of its graph, before they are keyed."""
     return [node for node in module._run.graph.nodes if random(node)]
 
 
@@ -272,10 +271,7 @@ def _share(module: StageModule, leaf: object) -> tuple[int, int] | None:
 
 
 def drawn(draw: Draw, *args: object, **kwargs: object) -> Tensor:
-    """Runs a random operation by key; called from a stage's graph.
-
-    Args: `draw` tells how; the others are the operation's own.
-    """
+    """Runs a random operation by key; called from a stage's graph."""
     return draw(*args, **kwargs)
 
 

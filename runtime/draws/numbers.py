@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+Block = tuple[slice, slice, slice, slice]
 Runs = Sequence[tuple[int, int]]  # first row and end of each run of rows that a rank has
 TILE: Final = 1 << 16  # elements whose numbers are made at a time: they stay in a core's cache
 _GOLDEN: Final = 0x9E3779B97F4A7C15
@@ -65,31 +66,38 @@ def fill(out: Tensor, p: float, places: Places, keys: NDArray[np.uint32], stream
 
     Args: `out` is contiguous; `keys` has one for each row of the samples' dimension; `stream` has 64 bits.
     """
-    shape = prod(map(len, places.before)), len(keys), prod(map(len, places.behind))
-    deep, many, width = _tile(shape)
+    split = 0 if places.plain else max(0, len(places.behind) - 1)
+    between, last = places.behind[:split], places.behind[split:]
+    shape = tuple(prod(map(len, found)) for found in (places.before, [keys], between, last))
+    sizes = _block(shape)
     small = out.numel() < _MANY_THREADS * TILE or torch.get_num_threads() < _MANY_THREADS
     plain = out.device.type == "cpu" and out.dtype in _OF_NUMPY and small
     make: _Maker = _Arrays(out, shape, p, keys) if plain else _Tensors(out, shape, p, keys)
-    make.room(deep * many * width)
-    whole = None if places.plain else make.products(places.behind, stream)
-    outer = make.products(places.before) if shape[0] > 1 else None
-    rows = None if places.rows is None else make.products([places.rows])
-    for start, low in itertools.product(range(0, shape[2], width), range(0, shape[0], deep)):
-        end = min(start + width, shape[2])
-        inner = make.counted(end - start, start * _GOLDEN + stream) if whole is None else whole[start:end]
-        inner = inner[None, None] if outer is None else inner + outer[low : low + deep, None, None]
-        base = make.upper(inner) if rows is None else None
-        for first in range(0, shape[1], many):
-            if rows is not None:
-                base = make.upper(inner + rows[first : first + many, None])
-            make.write((slice(low, low + deep), slice(first, first + many), slice(start, end)), base)
+    make.room(prod(sizes))
+    rows: Any = None if places.rows is None else make.products([places.rows])[:, None, None]
+    inner: Any = None if places.plain else make.products(last, stream)
+    others = [*places.before, *between]
+    outer: Any = make.products(places.before)[:, None, None, None] if others else None
+    middle: Any = make.products(between)[:, None] if others else None
+    for deep, high, wide in itertools.product(*(_slices(shape[i], sizes[i]) for i in (0, 2, 3))):
+        own: Any = make.counted(wide, stream) if inner is None else inner[wide]
+        own = own + middle[high] + outer[deep] if others else own[None, None, None]
+        base: Any = make.upper(own) if rows is None else None
+        for many in _slices(shape[1], sizes[1]):
+            make.write((deep, many, high, wide), make.upper(own + rows[many]) if base is None else base)
 
 
-def _tile(shape: tuple[int, int, int]) -> tuple[int, int, int]:
+def _block(shape: Sequence[int]) -> tuple[int, int, int, int]:
+    """Returns how much of each dimension is made at a time: the innermost ones first."""
     most = TILE * max(1, torch.get_num_threads())
-    width = min(shape[2], TILE)
-    many = min(shape[1], max(1, most // width))
-    return min(shape[0], max(1, most // (width * many))), many, width
+    width = min(shape[3], TILE)
+    high = min(shape[2], max(1, most // width))
+    many = min(shape[1], max(1, most // (width * high)))
+    return min(shape[0], max(1, most // (width * high * many))), many, high, width
+
+
+def _slices(length: int, size: int) -> list[slice]:
+    return [slice(start, min(start + size, length)) for start in range(0, length, size)]
 
 
 class _Maker(Protocol):
@@ -97,16 +105,16 @@ class _Maker(Protocol):
 
     def room(self, elements: int) -> None: ...
     def products(self, addends: Sequence[NDArray[np.int64]], more: int = 0) -> Any: ...
-    def counted(self, count: int, more: int) -> Any: ...
+    def counted(self, places: slice, more: int) -> Any: ...
     def upper(self, products: Any) -> Any: ...
-    def write(self, block: tuple[slice, slice, slice], base: Any) -> None: ...
+    def write(self, block: Block, base: Any) -> None: ...
 
 
 class _Arrays:
     """Numbers made by numpy, by one thread: its calls take less time than torch's, and its shifts carry no sign."""
 
-    def __init__(self, out: Tensor, shape: tuple[int, int, int], p: float, keys: NDArray[np.uint32]) -> None:
-        self.out, self.keys = out.view(shape).numpy(), keys
+    def __init__(self, out: Tensor, shape: Sequence[int], p: float, keys: NDArray[np.uint32]) -> None:
+        self.out, self.keys = out.view(*shape).numpy(), keys
         self.least, self.weight = np.int32(_least(p)), self.out.dtype.type(1 / (1 - p))
 
     def room(self, elements: int) -> None:
@@ -118,16 +126,17 @@ class _Arrays:
             found = np.add.outer(found, each).ravel()
         return found.view(np.uint64) * np.uint64(_GOLDEN) + np.uint64(more)
 
-    def counted(self, count: int, more: int) -> NDArray[np.uint64]:
-        return _counted_array()[:count] + np.uint64(more & (1 << 64) - 1)
+    def counted(self, places: slice, more: int) -> NDArray[np.uint64]:
+        begin = places.start * _GOLDEN + more
+        return _counted_array()[: places.stop - places.start] + np.uint64(begin & (1 << 64) - 1)
 
     def upper(self, products: NDArray[np.uint64]) -> NDArray[np.uint32]:
         return (products >> _HALF).astype(np.uint32)
 
-    def write(self, block: tuple[slice, slice, slice], base: NDArray[np.uint32]) -> None:
+    def write(self, block: Block, base: NDArray[np.uint32]) -> None:
         out = self.out[block]
         x, spare = self.x[: out.size].reshape(out.shape), self.spare[: out.size].reshape(out.shape)
-        np.bitwise_xor(base, self.keys[block[1], None], out=x)
+        np.bitwise_xor(base, self.keys[block[1], None, None], out=x)
         np.multiply(x, _FIRST, out=x)
         np.right_shift(x, _SHIFT, out=spare)
         np.bitwise_xor(x, spare, out=x)
@@ -138,8 +147,8 @@ class _Arrays:
 class _Tensors:
     """The same numbers made by torch, by many threads or on another device."""
 
-    def __init__(self, out: Tensor, shape: tuple[int, int, int], p: float, keys: NDArray[np.uint32]) -> None:
-        self.out, self.device = out.view(shape), out.device
+    def __init__(self, out: Tensor, shape: Sequence[int], p: float, keys: NDArray[np.uint32]) -> None:
+        self.out, self.device = out.view(*shape), out.device
         self.keys = torch.from_numpy(keys.view(np.int32)).to(out.device)
         self.least, self.weight = _least(p), 1 / (1 - p)
 
@@ -152,16 +161,17 @@ class _Tensors:
             found = (found.unsqueeze(1) + torch.from_numpy(each).to(self.device)).flatten()
         return found.mul_(_signed(_GOLDEN, 64)).add_(_signed(more, 64))
 
-    def counted(self, count: int, more: int) -> Tensor:
-        return _counted(self.device)[:count] + _signed(more, 64)
+    def counted(self, places: slice, more: int) -> Tensor:
+        counted = _counted(self.device)[: places.stop - places.start]
+        return counted + _signed(places.start * _GOLDEN + more, 64)
 
     def upper(self, products: Tensor) -> Tensor:
         return (products >> 32).to(torch.int32)
 
-    def write(self, block: tuple[slice, slice, slice], base: Tensor) -> None:
+    def write(self, block: Block, base: Tensor) -> None:
         out = self.out[block]
         x, spare = (each[: out.numel()].view(out.shape) for each in (self.x, self.spare))
-        torch.bitwise_xor(base, self.keys[block[1], None], out=x)
+        torch.bitwise_xor(base, self.keys[block[1], None, None], out=x)
         x.mul_(_signed(_FACTORS[0], 32))
         torch.bitwise_right_shift(x, _FOLD, out=spare).bitwise_and_(
             (1 << 32 - _FOLD) - 1

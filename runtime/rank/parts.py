@@ -18,7 +18,6 @@ from planner.schedule import Action, Kind, Schedule
 from runtime import draws
 from runtime import stage as stages
 from runtime import update as updates
-from runtime.draws import Keys
 from runtime.execute import AUTOCAST
 from runtime.kept import flat_maker
 from runtime.layout import TensorParts, places_of_parts, ranks_together
@@ -91,7 +90,7 @@ class RankParts:
         self.schedule = schedule_of(plan, self.place.data)
         self.routes = routes_of(self.graph, self.stage_of)
         check_hops(self.routes, plan.hops)
-        self.keys = Keys(options.seed, world.device, first=options.shard * plan.batch.whole)
+        self.keys = draws.Keys(options.seed, world.device, first=options.shard * plan.batch.whole)
         named = with_names(self.graph, self.captured.layout)
         self.cut = graph_on_group(plan, named) if is_cut(plan) else None
         parts = places_of_parts(self.cut) if self.cut is not None else None

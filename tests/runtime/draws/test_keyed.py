@@ -52,6 +52,7 @@ PARTS: dict[str, dict[int, Runs]] = {
     "samples": {0: [(2, 5)]},
     "rows": {1: [(3, 7)]},
     "columns in blocks": {2: [(0, 2), (6, 8)]},
+    "one row and one sample": {0: [(4, 5)], 1: [(6, 7)]},
     "everything": {0: [(1, 4)], 1: [(0, 2)], 2: [(3, 4), (9, 12)]},
 }
 
