@@ -235,7 +235,7 @@ def _priced(row: LayerCost, cost: Cost, scale: Fraction, group: Group, *, overla
     forward, hidden = _forward_ns(cost.traffic, scale, group)
     backward, back_hidden = _backward_ns(cost.traffic, scale, group)
     copied = ceil((cost.resplit_bytes + (0 if cost.on_shards else cost.gathered_bytes)) * scale)
-    beside, alone = copied + ceil(cost.drawn_bytes * scale), row.forward_workspace_bytes
+    alone = row.forward_workspace_bytes
     return replace(
         row,
         forward=_longer(row.forward, forward + _exposed(hidden, row.forward, overlap)),
@@ -243,8 +243,8 @@ def _priced(row: LayerCost, cost: Cost, scale: Fraction, group: Group, *, overla
         input_grad=_longer(row.input_grad, backward + back_hidden),
         own_saved_bytes=row.own_saved_bytes + copied,
         held_bytes=row.held_bytes + (copied if row.held_bytes else 0),
-        workspace_bytes=row.workspace_bytes + beside,
-        forward_workspace_bytes=None if alone is None else alone + beside,
+        workspace_bytes=row.workspace_bytes + copied,
+        forward_workspace_bytes=None if alone is None else alone + copied,
     )
 
 

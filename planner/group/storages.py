@@ -271,9 +271,7 @@ class StorageWalk:
     def _with_kernel(self, kernel: str, done: LocalOperation, step: LayerStep) -> None:
         """Adds what an operation on parts has besides torch's own."""
         name = done.operation.name
-        if kernel == "dropped":
-            step.forward += 3 * self.element * prod(done.operation.outputs[0])
-        elif kernel == "classes":
+        if kernel == "classes":
             rows = self._share(done, "target")
             step.keeps.add(self._extra(name, "rows", _ROW * rows))
         elif kernel == "vocabulary":

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from planner.layout.channels import CHANNELS
+from planner.layout.channels import CHANNELS, PICKING, extreme
 from planner.layout.factor import Along, Factor, Side, broadcast, numbered, over, shape_of
 from planner.spatial import BINARY, UNARY, Call
 
@@ -242,7 +242,7 @@ def joined(call: Call) -> tuple[Factor, ...]:
 
 
 def dropped(call: Call) -> tuple[Factor, ...]:
-    """Returns the factors of dropout: every dimension; each rank draws all numbers and takes those of its part."""
+    """Returns the factors of dropout: every dimension; each rank makes the numbers of its part."""
     return broadcast(call, "dropped" if call.get("p") and call.flag("train") else "")
 
 
@@ -282,6 +282,9 @@ FAMILIES: Final[Mapping[str, Factors]] = (
     | _named("layer_norm rms_norm", normalised)
     | _named("softmax log_softmax cumsum cumprod logcumsumexp", along_one)
     | _named("mean sum amax amin var std logsumexp argmax argmin", reduced)
+    | _named("prod any all median linalg_vector_norm", reduced)
+    | _named("max min", extreme(reduced))
+    | dict(PICKING)
     | _named("topk sort argsort", along_one)
     | _named("mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy_with_logits", elementwise_loss)
     | _named("cross_entropy_loss nll_loss nll_loss_nd", cross_entropy)

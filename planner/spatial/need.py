@@ -20,11 +20,12 @@ from planner.errors import BadInput
 from planner.spatial.layout import Cut, Layout, whole
 from planner.spatial.operation import GETITEM, INPUT, STATE, TARGET, Operation
 from planner.spatial.rule import BOXES, HERE, Box, NoRule, Rows, Step, asked, axis_of, here, laid, named, span
-from planner.spatial.rules.table import rule
+from planner.spatial.rules.table import RULES, rule
 from planner.spatial.segment import Placed, check_write
 
 GIVEN = (INPUT, TARGET, STATE)
 LARGEST = 2**27  # elements of a tensor that every box would make whole
+ATTENTION: Final = "aten.scaled_dot_product_attention"
 WAYS_OUT: Final = (
     "--mode blend, which comes near it, or --devices N, which computes whole samples on several devices"
 )
@@ -227,9 +228,9 @@ class Reach:
             check_write(operation, self.made, reads, BOXES)
             step = rule(asked(operation, reads, {}))
         except NoRule as error:
-            raise BadInput(
-                f"{error.what}: it needs all of space", where=error.where, allowed=WAYS_OUT
-            ) from error
+            known = operation.operation in RULES or operation.operation == ATTENTION
+            why = "it needs all of space" if known else "what part of space it needs is not known"
+            raise BadInput(f"{error.what}: {why}", where=error.where, allowed=WAYS_OUT) from error
         if step.reduced or "adaptive" in operation.operation:
             raise BadInput(
                 f"{operation.operation} needs all of space", where=operation.place, allowed=WAYS_OUT

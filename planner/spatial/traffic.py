@@ -25,7 +25,6 @@ from planner.spatial.segment import Placed, Segment, cut_layers, cut_model, ends
 ELEMENT_BYTES: Final = 4  # where no Value has a gradient; lower precisions send less
 # Operations that compute while halos travel.
 OVERLAPPED: Final = ("aten.conv1d", "aten.conv2d", "aten.conv3d", "aten.avg_pool")
-DROPPING: Final = ("aten.dropout", "aten.feature_dropout")
 THIN: Final = 4  # a halo is thin beside a shard with this many times its rows
 
 
@@ -67,7 +66,6 @@ class Cost:
     on_shards: bool  # whether some of the layer at least is computed on shards
     gathered_bytes: int  # of the tensors that are made whole in the layer
     resplit_bytes: int = 0  # of the largest new shards of tensors that are re-split in the layer
-    drawn_bytes: int = 0  # of dropout masks while they are drawn, for the whole sample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +124,6 @@ def element_bytes(graph: ModelGraph) -> int:
 def _layers(segment: Segment, element_bytes: int) -> dict[str, Cost]:
     sent, cut, gathered = traffic(segment, element_bytes), cut_layers(segment), gathered_elements(segment)
     middle, moved = work_shares(segment, middle=True), resplit_elements(segment)
-    drawn = drawn_elements(segment)
     return {
         layer: Cost(
             share=share,
@@ -135,7 +132,6 @@ def _layers(segment: Segment, element_bytes: int) -> dict[str, Cost]:
             on_shards=layer in cut,
             gathered_bytes=gathered.get(layer, 0) * element_bytes,
             resplit_bytes=moved.get(layer, 0) * element_bytes,
-            drawn_bytes=drawn.get(layer, 0) * element_bytes,
         )
         for layer, share in work_shares(segment).items()
     }
@@ -200,16 +196,6 @@ def resplit_elements(segment: Segment) -> dict[str, int]:
             if (name, move) not in seen and not view:
                 seen.add((name, move))
                 found[placed.operation.layer] += move.made_elements()
-    return dict(found)
-
-
-def drawn_elements(segment: Segment) -> dict[str, int]:
-    """Returns, by layer, the elements that its largest dropout mask takes: ones, the draw, and what both make."""
-    found: dict[str, int] = defaultdict(int)
-    for placed in segment.placed:
-        if placed.step is not None and placed.operation.operation in DROPPING:
-            layer = placed.operation.layer
-            found[layer] = max(found[layer], 3 * prod(placed.operation.outputs[0]))
     return dict(found)
 
 

@@ -13,7 +13,8 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 from planner.capture import Target, named_arguments
 from planner.layout import LocalOperation
-from runtime.layout.moves import CutGroup, region
+from runtime.draws import Draw
+from runtime.layout.moves import CutGroup
 from runtime.layout.ring import Ring, ring_attention
 from runtime.spatial import call_named
 
@@ -25,6 +26,7 @@ class LocalCall:
     target: Target
     placed: LocalOperation
     group: CutGroup
+    draw: Draw | None = None  # how it draws random numbers, where it does by sample
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         arguments = named_arguments(self.target, args, kwargs)
@@ -258,14 +260,17 @@ def _ring(call: LocalCall, arguments: Arguments) -> Tensor:
 
 
 def _dropped(call: LocalCall, arguments: Arguments) -> Tensor:
-    """Returns this rank's part of a dropout, whose mask is drawn for the whole tensor as one process would."""
-    x, layout = _tensor(arguments, "input"), call.placed.outputs[0]
-    order = sorted(
-        range(x.ndim), key=lambda dim: -x.stride()[dim]
-    )  # numbers are drawn in the order of memory
-    ones = x.new_ones([layout.shape[dim] for dim in order])
-    mask = call.run(arguments, input=ones.permute([order.index(dim) for dim in range(x.ndim)]))
-    return x * region(mask, layout, call.group).clone()
+    """Returns this rank's part of a dropout, with the numbers that one process would draw for it."""
+    x, p, draw = _tensor(arguments, "input"), arguments["p"], call.draw
+    assert isinstance(p, int | float) and draw is not None, (
+        "random operations are keyed before a stage is cut"
+    )
+    parts = {}
+    for dim, cut in enumerate(call.placed.outputs[0].cuts):
+        if cut is not None:
+            place = cut.place(call.group.position, call.group.mesh)
+            parts[dim] = (call.placed.outputs[0].shape[dim], cut.runs(place))
+    return draw.dropped(x, p, parts)
 
 
 def _grouped(call: LocalCall, arguments: Arguments) -> Tensor:

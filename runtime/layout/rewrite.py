@@ -17,6 +17,7 @@ from torch.fx.node import Argument
 
 from planner.layout import GroupLayout, LocalGraph, LocalOperation, gathers_parameter, path
 from planner.spatial import GETITEM
+from runtime.draws import Draw, draw_of
 from runtime.layout.convert import Convert, GatheredWeights, GatherParameter
 from runtime.layout.kernels import SIZED, LocalCall, OwnPlaces, OwnRows, own_places
 from runtime.layout.moves import CutGroup
@@ -76,7 +77,7 @@ class _Localiser:
         for argument, name in done.reads():
             source, target = self.graph.layouts[name][0], done.inputs[argument]
             if source != target:
-                _put(node, argument, self._converted(name, target, node))
+                _put(node, argument, self._converted(name, target, node), draw_of(self.module, node))
 
     def _converted(self, name: str, target: GroupLayout, reader: fx.Node) -> fx.Node:
         if (name, target) not in self.converted:
@@ -98,11 +99,13 @@ class _Localiser:
         if not done.kernels and (same or done.operation.operation not in SIZED):
             return
         with self.module.graph.inserting_before(node):
-            call = LocalCall(node.target, done, self.group)  # type: ignore[arg-type]
+            draw = draw_of(self.module, node)
+            target, given = (node.target, node.args) if draw is None else (draw.target, node.args[1:])
+            call = LocalCall(target, done, self.group, draw)  # type: ignore[arg-type]
             if "vocabulary" in done.kernels.values():
                 new = self._taken(node, own_places(call))
             else:
-                new = self._call(call, *node.args, **node.kwargs)
+                new = self._call(call, *given, **node.kwargs)
         node.replace_all_uses_with(new)
         self.module.graph.erase_node(node)
         self.nodes[done.operation.name] = new
@@ -142,11 +145,12 @@ class _Localiser:
         return self.module.graph.create_node("get_attr", name)  # get_attr() would warn that it is no tensor
 
 
-def _put(node: fx.Node, argument: str, new: fx.Node) -> None:
+def _put(node: fx.Node, argument: str, new: fx.Node, draw: Draw | None) -> None:
     """Puts a node in the place of one argument of another one; a numbered argument is an entry of a list."""
     name, _, index = argument.partition(".")
-    assert isinstance(node.target, OpOverload), node
-    place = [x.name for x in node.target._schema.arguments].index(name)
+    target = node.target if draw is None else draw.target
+    assert isinstance(target, OpOverload), node
+    place = [x.name for x in target._schema.arguments].index(name) + (draw is not None)
     given = node.args[place] if place < len(node.args) else node.kwargs[name]
     value: Argument = new
     if index:

@@ -15,6 +15,7 @@ from planner.plan import Plan
 from planner.program import Program
 from planner.timeline import COLLECTIVE, Event, encode
 from runtime.data import Feed
+from runtime.draws import Keys
 from runtime.execute import Interpreter, Pulse, Tracer, program_of
 from runtime.layout import TensorParts
 from runtime.rank.evaluation import Evaluation
@@ -22,7 +23,7 @@ from runtime.rank.parts import Node, RankOptions, RankParts
 from runtime.rank.rank import Rank
 from runtime.runfolder import COUNT
 from runtime.sharding import Joining, Load
-from runtime.stage import AnyStage, Keys
+from runtime.stage import AnyStage
 from runtime.update import (
     AnyFlat,
     Averages,

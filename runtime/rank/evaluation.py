@@ -19,11 +19,11 @@ from planner.capture import Captured, StageModule, cut, drawing_order, evaluatio
 from planner.errors import BadInput, BadPlan
 from planner.model import Buffer, Parameter
 from runtime.data import Feed
+from runtime.draws import Keys, key_random_operations
 from runtime.execute import AUTOCAST, Interpreter, Pulse, Tensors, Tracer, forward_program
 from runtime.messages import routes_of
 from runtime.rank.parts import RankParts
 from runtime.runfolder import LOSS
-from runtime.stage import Keys, key_random_operations
 from runtime.update import Updater
 from runtime.world import World
 

@@ -15,6 +15,7 @@ from planner.kept import Masks
 from planner.model import Buffer
 from planner.plan import Plan, graph_on_group, is_cut, refused, schedule_of
 from planner.schedule import Action, Kind, Schedule
+from runtime import draws
 from runtime import stage as stages
 from runtime import update as updates
 from runtime.execute import AUTOCAST
@@ -25,7 +26,6 @@ from runtime.rank import sync_batchnorm
 from runtime.sharding import Load, RankUnits, SharedFlat, StageUnits, flats_of, shared_buckets, stand_in
 from runtime.stage import (
     AnyStage,
-    Keys,
     LossScale,
     PartedStage,
     Scaler,
@@ -90,7 +90,7 @@ class RankParts:
         self.schedule = schedule_of(plan, self.place.data)
         self.routes = routes_of(self.graph, self.stage_of)
         check_hops(self.routes, plan.hops)
-        self.keys = Keys(options.seed, world.device, first=options.shard * plan.batch.whole)
+        self.keys = draws.Keys(options.seed, world.device, first=options.shard * plan.batch.whole)
         named = with_names(self.graph, self.captured.layout)
         self.cut = graph_on_group(plan, named) if is_cut(plan) else None
         parts = places_of_parts(self.cut) if self.cut is not None else None
@@ -114,13 +114,13 @@ class RankParts:
         self.sharing = ranks_together(self.plan, every, self.cut, self.mesh, self.world)
         self.replicas = sync_batchnorm.peers(self.plan, every, self.world)
         mine: dict[int, StageModule] = {}
-        self.draws = stages.numbered(every, self.graph)
+        self.draws = draws.numbered(every, self.graph)
         for stage, module in enumerate(every):
             if any(stage == number for _, number in self.held):
                 module.materialise(self._loaded(module, load), self.world.device)
                 stages.share_parameters(module, self.parameters)
                 stages.share_buffers(module, self.buffers)
-                stages.key_random_operations(module, self.keys, self.draws[stage])
+                draws.key_random_operations(module, self.keys, self.draws[stage])
                 mine[stage] = module
         return mine
 
@@ -253,8 +253,8 @@ class RankParts:
         for part in found:
             stages.share_parameters(part, self.parameters)
             stages.share_buffers(part, self.buffers)
-            count = len(stages.random_operations(part))
-            stages.key_random_operations(part, self.keys, numbers[:count])
+            count = len(draws.random_operations(part))
+            draws.key_random_operations(part, self.keys, numbers[:count])
             numbers = numbers[count:]
         return found
 

@@ -15,12 +15,13 @@ from planner.plan import Plan
 from runtime import execute
 from runtime.checkpoint import Checkpoint, CheckpointPart, Elements
 from runtime.data import Feed, Wanted
+from runtime.draws import Keys
 from runtime.execute import Interpreter, Tensors, Tracer
 from runtime.kept import KeptFlat, fitting
 from runtime.layout import TensorParts
 from runtime.messages import Transport, stages_of_layers
 from runtime.sharding import Joining, RankUnits
-from runtime.stage import AnyStage, Keys, Scaler, SharedState
+from runtime.stage import AnyStage, Scaler, SharedState
 from runtime.update import AnyFlat, Flat, OwnPart, SavedState, Updater, load_state, state_of
 from runtime.world import RankMesh, World
 

@@ -17,6 +17,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 from planner.capture import Target, named_arguments
 from planner.spatial import Call, Layout, Resplit, Step, coordinates
+from runtime.draws import Draw
 from runtime.spatial.exchange import fetched, memory_format
 from runtime.spatial.group import SampleGroup, Wire, enter, once
 
@@ -32,6 +33,7 @@ class Local:
     step: Step
     mesh: SampleGroup
     arguments: Arguments
+    draw: Draw | None = None  # how it draws random numbers, where it does by sample
 
     def tensor(self, name: str) -> Tensor:
         """Returns a tensor argument as it was fetched.
@@ -48,7 +50,7 @@ class Local:
         Args: `changed` replaces arguments by name.
         Returns: the operation's result for this rank.
         """
-        return call_named(self.target, self.arguments | changed)
+        return call_named(self.target, self.arguments | changed, self.draw)
 
     def place(self, axis: int) -> int:
         """Returns this rank's coordinate along an axis.
@@ -75,10 +77,10 @@ class Local:
         return prod(layout.shape), prod(local)
 
 
-def call_named(target: Target, arguments: Mapping[str, object]) -> Tensor:
+def call_named(target: Target, arguments: Mapping[str, object], draw: Draw | None = None) -> Tensor:
     """Calls an operation with arguments by name, in the order of its schema.
 
-    Args: `arguments` may lack those that have a default.
+    Args: `arguments` may lack those that have a default; `draw` is called in the place of what draws by it.
     Returns: the operation's result.
     """
     if not isinstance(target, OpOverload):
@@ -86,7 +88,7 @@ def call_named(target: Target, arguments: Mapping[str, object]) -> Tensor:
     schema = target._schema.arguments
     args = [arguments[a.name] for a in schema if not a.kwarg_only and a.name in arguments]
     kwargs = {a.name: arguments[a.name] for a in schema if a.kwarg_only and a.name in arguments}
-    result: Tensor = target(*args, **kwargs)
+    result: Tensor = (draw or target)(*args, **kwargs)
     return result
 
 
@@ -111,11 +113,12 @@ class Site:
     step: Step
     mesh: SampleGroup
     uses: Mapping[str, Use] = field(default_factory=dict)
+    draw: Draw | None = None
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         given = named_arguments(self.target, args, kwargs)
         arguments = {name: self._brought(name, value) for name, value in given.items()}
-        return self.kernel(Local(self.target, self.call, self.step, self.mesh, arguments))
+        return self.kernel(Local(self.target, self.call, self.step, self.mesh, arguments, self.draw))
 
     def _brought(self, name: str, value: object) -> object:
         if isinstance(value, list | tuple) and any(isinstance(x, Tensor) for x in value):

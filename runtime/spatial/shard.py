@@ -23,6 +23,7 @@ from torch._ops import OpOverload
 
 from planner.capture import StageModule, named_arguments
 from planner.spatial import Fetch, Placed, Resplit, Step, call_of
+from runtime.draws import draw_of
 from runtime.same_bits import Plain
 from runtime.spatial.analyse import Analysed
 from runtime.spatial.exchange import fetched, memory_format
@@ -100,7 +101,8 @@ class _Writer:
             node.replace_input_with(source, self.gathered[source])
 
     def _place(self, node: fx.Node, done: Placed, step: Step) -> None:
-        target = node.target
+        draw = draw_of(self.run, node)
+        target, given = (node.target, node.args) if draw is None else (draw.target, node.args[1:])
         name = done.operation.operation
         kernel = kernel_of(name, step) if done.shared else KERNELS[name]
         uses = self.analysed.uses.get(done.operation.name, {})
@@ -110,8 +112,8 @@ class _Writer:
             return
         if kernel is pooling.avg_pool and self._pooled(node, done, step):
             return
-        site = Site(target, kernel, call_of(done.operation, done.inputs), step, self.mesh, uses)  # type: ignore[arg-type]
-        self._replace(node, done, site, *node.args, **node.kwargs)
+        site = Site(target, kernel, call_of(done.operation, done.inputs), step, self.mesh, uses, draw)  # type: ignore[arg-type]
+        self._replace(node, done, site, *given, **node.kwargs)
 
     def _convolve(self, node: fx.Node, done: Placed, step: Step, uses: Mapping[str, Use]) -> bool:
         """Keeps a convolution torch's own where it can, so that its weight gradient can be put off.
@@ -255,6 +257,11 @@ def matched(module: StageModule) -> dict[str, fx.Node]:
         if layout.is_size(source):
             continue
         found[source.name] = next(
-            node for node in running if node.op == source.op and node.target == source.target
+            node for node in running if node.op == source.op and _target(module, node) == source.target
         )
     return found
+
+
+def _target(module: StageModule, node: fx.Node) -> object:
+    draw = draw_of(module._run, node)
+    return node.target if draw is None else draw.target

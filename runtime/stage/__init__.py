@@ -1,7 +1,7 @@
 """One stage of a model, ready to run micro-batches: forward, recomputation, backward whole or in halves.
 
-In comes a `StageModule` cut from the captured model; its graph is edited once (keyed random numbers, deferred
-weight gradients, compilation). Out comes what the interpreter of `runtime.execute` asks of a stage.
+In comes a `StageModule` cut from the captured model; its graph is edited once (deferred weight gradients,
+compilation), after `runtime.draws` has keyed its random numbers. Out comes what the interpreter of `runtime.execute` asks of a stage.
 Start at `torch_stage.py`; `backward.py` and `deferred_weights.py` are the two ways to split a backward.
 """
 
@@ -9,12 +9,8 @@ from runtime.stage.compiled import compile_stage
 from runtime.stage.deferred_weights import WeightStore, on_gradient
 from runtime.stage.graph_edits import (
     ATEN,
-    Keys,
     could_owe,
     graph_of,
-    key_random_operations,
-    numbered,
-    random_operations,
     share_buffers,
     share_parameters,
     states_of,
@@ -29,7 +25,6 @@ __all__ = [
     "ATEN",
     "AnyStage",
     "BackwardPart",
-    "Keys",
     "LossScale",
     "PartedStage",
     "Scaler",
@@ -43,11 +38,8 @@ __all__ = [
     "first_bad_layer",
     "graph_of",
     "in_two",
-    "key_random_operations",
-    "numbered",
     "observed",
     "on_gradient",
-    "random_operations",
     "share_buffers",
     "share_parameters",
     "shared_states",

@@ -1,25 +1,16 @@
-"""Edits to the graph of a stage before it runs: layers that owe their weight gradients, and keyed random numbers.
-
-Random operations draw from a generator that is seeded right before them by (run's seed, step, micro-batch, which
-random operation of the whole model it is): of the plan dropout depends on nothing but the size of micro-batches, and a
-recomputed forward draws the same again without any state being kept.
-"""
+"""Edits to the graph of a stage before it runs: layers that owe their weight gradients, and tensors that stages share."""
 
 from __future__ import annotations
 
-import hashlib
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 
 import torch
 from torch import Tensor, fx, nn
 from torch._ops import OpOverload
 from torch.fx.node import Argument
 
-from planner.capture import LAYER, StageModule, name_of, random
-from planner.model import ModelGraph
+from planner.capture import StageModule, name_of
 from runtime.stage import deferred_weights
 from runtime.stage.deferred_weights import WeightStore
 
@@ -30,29 +21,6 @@ _TRANSPOSED = {
     ATEN.conv_transpose2d.input: 2,
     ATEN.conv_transpose3d.input: 3,
 }
-
-
-@dataclass
-class Keys:
-    """The position in the run that seeds random operations; set before each forward."""
-
-    seed: int
-    device: torch.device
-    step: int = 0
-    micro: int = 0  # numbered over all replicas
-    first: int = 0  # number over all shards of the stream of this run's micro-batch 0
-
-    def reseed(self, operation: int) -> None:
-        """Seeds the device's generator for one random operation of the current step and micro-batch.
-
-        Args: `operation` is its number in the whole model.
-        """
-        text = f"{self.seed}/{self.step}/{self.first + self.micro}/{operation}".encode()
-        key = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
-        if self.device.type == "cuda":
-            torch.cuda.manual_seed(key)
-        else:
-            torch.default_generator.manual_seed(key)
 
 
 def graph_of(module: StageModule) -> fx.GraphModule:
@@ -73,59 +41,6 @@ def states_of(module: StageModule) -> dict[fx.Node, str]:
     placeholders = [node for node in graph_of(module).graph.nodes if node.op == "placeholder"]
     names = [name_of(slot) for slot in module._states]
     return dict(zip(placeholders[len(module.inputs) :], names, strict=True))
-
-
-def random_operations(module: StageModule) -> list[fx.Node]:
-    """Returns the nodes of a stage that draw random numbers, in the order of its graph.
-
-    Args: `module` is a stage with its graph.
-    """
-    return [node for node in graph_of(module).graph.nodes if random(node)]
-
-
-def numbered(modules: Iterable[StageModule], graph: ModelGraph) -> list[list[int]]:
-    """Returns the number in the whole model of each random operation of each stage, in the order of the capture.
-
-    Args: `modules` are all stages of the model, in order.
-    Returns: one list a stage, in the order of its graph.
-    """
-    names = [layer.name for layer in graph.layers]
-    rows = [[names[node.meta[LAYER]] for node in random_operations(module)] for module in modules]
-    counts = Counter(name for row in rows for name in row)
-    order = graph.captured_order or names
-    following = dict(zip(order, accumulate((counts[name] for name in order), initial=0), strict=False))
-    found: list[list[int]] = []
-    for row in rows:
-        found.append([])
-        for name in row:
-            found[-1].append(following[name])
-            following[name] += 1
-    return found
-
-
-def key_random_operations(module: StageModule, keys: Keys, numbers: Sequence[int]) -> None:
-    """Makes each random operation of a stage seed its generator first; edits the graph in place.
-
-    Args: `numbers` are those of the module's own random operations in the whole model, as `numbered` gives
-        them.
-    """
-    run = graph_of(module)
-    found = random_operations(module)
-    if not found:
-        return
-    run.keys = keys  # type: ignore[assignment]
-    for number, node in zip(numbers, found, strict=True):
-        with run.graph.inserting_before(node):
-            run.graph.call_function(reseed, (_attribute(run, "keys"), number))
-    run.recompile()
-
-
-def reseed(keys: Keys, operation: int) -> None:
-    """Seeds the generator for one random operation; called from a stage's graph.
-
-    Args: `operation` is its number in the whole model.
-    """
-    keys.reseed(operation)
 
 
 def could_owe(module: StageModule) -> set[str]:

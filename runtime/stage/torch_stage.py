@@ -17,12 +17,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import GradientEdge
 
 from planner.capture import StageModule
+from runtime.draws import Keys
 from runtime.execute import NotFinite, Tensors
 from runtime.runfolder import COUNT, LOSS
 from runtime.stage import backward, deferred_weights
 from runtime.stage.backward import Boundary, Owed, Root
 from runtime.stage.deferred_weights import Debt, WeightStore
-from runtime.stage.graph_edits import Keys, graph_of
+from runtime.stage.graph_edits import graph_of
 
 SplitWay = Literal["none", "store", "walk"]  # none: the input half is the whole backward
 BackwardPart = Literal["whole", "input", "weight"]  # of a backward

@@ -126,6 +126,50 @@ def scatter(call: Call) -> Step:
     return Step((output,), {name: found for name, found in fetches.items() if found}, axes=output.axes)
 
 
+def glu(call: Call) -> Step:
+    """Returns the Step of a gated linear unit, which multiplies one half of a dimension by the other.
+
+    Raises: NoRule where this dimension is cut.
+    """
+    source = call.tensor("self")
+    if call.integer("dim", -1) % len(source.shape) in source.cut_dims:
+        raise call.refuse("it takes halves of a dimension that is cut")
+    return Step((Layout(call.outputs[0], source.cuts),), axes=source.axes)
+
+
+def cosine_similarity(call: Call) -> Step:
+    """Returns the Step of the cosines between vectors of two tensors, whose shapes broadcast.
+
+    Raises: NoRule where the vectors lie along a dimension that is cut.
+    """
+    given = dict(call.tensors())
+    ndim = max(len(layout.shape) for layout in given.values())
+    pairs = [(n, m) for n, m in zip(*(_aligned(x.shape, ndim) for x in given.values()), strict=True)]
+    target = _target(call, tuple(map(max, pairs)), given.values())
+    dim = call.integer("dim", 1) % ndim
+    if dim in target:
+        raise call.refuse("its vectors lie along a dimension that is cut")
+    fetches = {name: _matched(call, layout, target, ndim) for name, layout in given.items()}
+    left = {x - (x > dim): cut for x, cut in target.items()}
+    output = _laid(call.outputs[0], left, ndim - 1)
+    return Step((output,), {name: found for name, found in fetches.items() if found}, axes=output.axes)
+
+
+def _aligned(shape: tuple[int, ...], ndim: int) -> tuple[int, ...]:
+    return (1,) * (ndim - len(shape)) + shape
+
+
+def channel_shuffle(call: Call) -> Step:
+    """Returns the Step of a shuffle of channels.
+
+    Raises: NoRule where channels are cut.
+    """
+    source = call.tensor("self")
+    if 1 in source.cut_dims:
+        raise call.refuse("its channels are cut")
+    return Step((source,), axes=source.axes)
+
+
 def feature_dropout(call: Call) -> Step:
     """Returns the Step of a dropout of whole channels.
 
@@ -203,6 +247,9 @@ POINTWISE: Final[Mapping[str, Rule]] = dict.fromkeys((*UNARY, *BINARY), elementw
     "aten.broadcast_tensors": elementwise,
     "aten.feature_dropout": feature_dropout,
     "aten.prelu": prelu,
+    "aten.glu": glu,
+    "aten.cosine_similarity": cosine_similarity,
+    "aten.channel_shuffle": channel_shuffle,
     "aten.linear": last_dimension,
     "aten.one_hot": last_dimension,
     "aten.matmul": matmul,

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from planner import spatial as halos
 from planner.spatial import Layout
-from runtime.spatial.exchange import memory_format
 from runtime.spatial.operation import Kernel, Local
 
 ATEN = torch.ops.aten
@@ -132,22 +131,17 @@ def _padded(local: Local, x: Tensor, cut: tuple[int, ...]) -> Tensor:
 
 
 def dropout(local: Local) -> Tensor:
-    """Draws the mask of the whole sample on every rank, as one process would, and applies this rank's part.
+    """Applies this rank's part of the mask that one process would draw; the numbers of that part alone are made.
 
     Args: `local` has this rank's part and the share that is dropped.
     Returns: this rank's part of the output.
     """
-    x = local.tensor("input")
-    if not local.arguments["train"] or local.arguments["p"] == 0:
-        return x
-    layout = local.step.output
-    shape = [n if cut is None else cut.size for n, cut in zip(x.shape, layout.cuts, strict=True)]
-    ones = torch.ones(shape, dtype=x.dtype, device=x.device).contiguous(memory_format=memory_format(x))
-    mask: Tensor = local.target(ones, local.arguments["p"], True)
-    for dim in layout.cut_dims:
-        low, high = local.rows(layout, dim)
-        mask = mask.narrow(dim, low, high - low)
-    return x * mask.clone(memory_format=memory_format(x))  # the rest of the mask is let go
+    x, p, layout = local.tensor("input"), local.arguments["p"], local.step.output
+    if local.draw is None or not isinstance(p, float | int):
+        return local.run()  # nothing is dropped: what drops is keyed before a stage is rewritten
+    cuts = {dim: layout.cuts[dim] for dim in layout.cut_dims}
+    parts = {dim: (cut.size, [local.rows(layout, dim)]) for dim, cut in cuts.items() if cut is not None}
+    return local.draw.dropped(x, p, parts)
 
 
 KERNELS: Final[Mapping[str, Kernel]] = (

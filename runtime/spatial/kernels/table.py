@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-import torch
 from torch import Tensor
 
 from planner.spatial import Layout, Step
-from runtime.spatial.exchange import memory_format
 from runtime.spatial.kernels import convolution, norm, pooling, reduce, resample, reshapes
 from runtime.spatial.kernels.reshapes import plain, squeeze
 from runtime.spatial.operation import Kernel, Local
@@ -57,20 +55,17 @@ def expand(local: Local) -> Tensor:
 
 
 def dropout(local: Local) -> Tensor:
-    """Draws the mask of all samples on every rank, as one process would, and applies this rank's own.
+    """Applies this rank's samples of the mask that one process would draw; the numbers of these alone are made.
 
     Args: `local` has the share of the samples and the share that is dropped.
     Returns: this rank's share of the output.
     """
-    x = local.tensor("input")
-    if not local.arguments["train"] or local.arguments["p"] == 0:
-        return x
-    (dim,), shape = local.step.output.cut_dims, list(x.shape)
-    own = shape[dim]
-    shape[dim] *= local.mesh.wire.size
-    ones = torch.ones(shape, dtype=x.dtype, device=x.device).contiguous(memory_format=memory_format(x))
-    mask: Tensor = local.target(ones, local.arguments["p"], True)
-    return x * mask.narrow(dim, local.mesh.wire.rank * own, own).clone(memory_format=memory_format(x))
+    x, p = local.tensor("input"), local.arguments["p"]
+    if local.draw is None or not isinstance(p, float | int):
+        return local.run()  # nothing is dropped: what drops is keyed before a stage is rewritten
+    (dim,), ranks, rank = local.step.output.cut_dims, local.mesh.wire.size, local.mesh.wire.rank
+    own = x.shape[dim]
+    return local.draw.dropped(x, p, {dim: (own * ranks, [(rank * own, rank * own + own)])})
 
 
 SHARE_KERNELS: Final[Mapping[str, Kernel]] = {

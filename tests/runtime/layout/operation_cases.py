@@ -157,8 +157,34 @@ def cases(a: int, b: int, c: int) -> dict[str, Case]:
         "split": Case(ATEN.split.Tensor, ("x", c, 1), {"x": (a, 3 * c)}),
         "split unevenly": Case(ATEN.split_with_sizes.default, ("x", [c, 1], 1), {"x": (a, c + 1)}),
         "unbind": Case(ATEN.unbind.int, ("x", 0), {"x": (2, a, b)}),
-        "no rule: flip": Case(ATEN.flip.default, ("x", [1]), x),
-        "no rule: roll": Case(ATEN.roll.default, ("x", [1], [1]), x),
+        "flip": Case(ATEN.flip.default, ("x", [1]), x),
+        "roll": Case(ATEN.roll.default, ("x", [1], [-1]), x),
+        "contraction": Case(
+            ATEN.einsum.default, ("abc,adc->abd", ["x", "y"]), {"x": (a, b, c), "y": (a, 3, c)}
+        ),
+        "contraction with a weight": Case(ATEN.einsum.default, ("abc,dc->adb", ["x", "w"]), x, {"w": (4, c)}),
+        "gather": Case(ATEN.gather.default, ("x", 1, "t"), {"x": (a, b, c), "t": (a, 6, c)}, {}, {"t": b}),
+        "scatter": Case(
+            ATEN.scatter_add.default,
+            ("x", 1, "t", "y"),
+            {"x": (a, b, c), "t": (a, 3, c), "y": (a, 3, c)},
+            {},
+            {"t": b},
+        ),
+        "rows by index": Case(
+            ATEN.index_select.default, ("x", 1, "t"), {"x": (a, b, c), "t": (6,)}, {}, {"t": b}
+        ),
+        "rows repeated": Case(ATEN.repeat_interleave.self_int, ("x", 3, 1), x),
+        "gated": Case(ATEN.glu.default, ("x", 1), {"x": (a, 2 * b, c)}),
+        "triangles": Case(ATEN.tril.default, ("x", 1), x),
+        "pairs as numbers": Case(ATEN.view_as_complex.default, ("x",), {"x": (a, b, 2)}),
+        "cosine similarity": Case(
+            ATEN.cosine_similarity.default, ("x", "y", 1), {"x": (a, b, c), "y": (a, b, c)}
+        ),
+        "largest of two": Case(ATEN.max.other, ("x", "y"), {"x": (a, b, c), "y": (c,)}),
+        "length of vectors": Case(ATEN.linalg_vector_norm.default, ("x", 2, [1], True), x),
+        "product": Case(ATEN.prod.dim_int, ("x", 1), x),
+        "no rule: diff": Case(ATEN.diff.default, ("x", 1, 1), x),
         "no rule: topk": Case(ATEN.sort.default, ("x", 1), x),
         "in place": Case(ATEN.relu_.default, ("x",), x),
     }

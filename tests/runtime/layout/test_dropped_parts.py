@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from planner.layout import DimCut, GroupLayout
+from runtime.draws import Draw, Keys
 from runtime.layout.moves import CutGroup, region
-from runtime.stage import Keys
 from tests.runtime.spatial.threads import run
 
 SIZE, KEYS, KEPT = 64, 256, 0.9
@@ -18,11 +18,11 @@ MESH = (2, 2)
 
 def masks() -> torch.Tensor:
     """What a dropout keeps of a tensor under keys of two steps, eight micro-batches and sixteen operations."""
-    keys, found = Keys(7, torch.device("cpu")), []
+    found = []
     for number in range(KEYS):
-        keys.step, keys.micro = number % 2, number // 2 % 8
-        keys.reseed(number // 16)
-        found.append(torch.dropout(torch.ones(SIZE, SIZE), 1 - KEPT, True).ne(0))
+        keys = Keys(7, torch.device("cpu"), number % 2, number // 2 % 8)
+        draw = Draw(keys, number // 16, torch.ops.aten.dropout.default, 0, 1)
+        found.append(draw(torch.ones(1, SIZE, SIZE), 1 - KEPT, True)[0].ne(0))
     return torch.stack(found)
 
 

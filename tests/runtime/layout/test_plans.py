@@ -125,7 +125,7 @@ def apart(a: Run, b: Run) -> float:
 
 ULYSSES = RING | {"blocks.*.attention": "ulysses"}
 ONE = {"workers": 1, "micros": 2}
-DROPPED: Mapping[str, tuple[Mapping[str, str], tuple[int, ...], dict[str, int]]] = {
+DROPPED: Mapping[str, tuple[Mapping[str, str], tuple[int, ...], dict[str, object]]] = {
     **{
         f"{name} by {ranks}": (lines, (ranks,), ONE)
         for name, lines in (("heads", HEADS), ("sequence", SEQUENCE), ("vocabulary", VOCABULARY))
@@ -135,11 +135,19 @@ DROPPED: Mapping[str, tuple[Mapping[str, str], tuple[int, ...], dict[str, int]]]
     "2-D": (SQUARE, (2, 2), ONE),
     "pipeline beside": (SEQUENCE, (2,), {"workers": 2, "micros": 2}),
     "data beside": (HEADS, (2,), {"workers": 1, "data": 2, "micros": 1}),
+    "micro-batches of 1": (HEADS, (2,), {"workers": 1, "micros": 4, "micro": 1}),
+    "a micro-batch of 4": (SEQUENCE, (4,), {"workers": 1, "micros": 1, "micro": 4}),
+    "samples cut": (STORED, (2,), {"workers": 1, "micros": 1, "micro": 4}),
+    "replicas of 1": ({}, (1,), {"workers": 1, "data": 4, "micros": 1, "micro": 1}),
+    "a pipeline of 1": (VOCABULARY, (2,), {"workers": 2, "micros": 4, "micro": 1}),
+    "chimera": (HEADS, (2,), {"family": "chimera", "workers": 2, "micros": 2}),
+    "chimera of 1": ({}, (1,), {"family": "chimera", "workers": 2, "micros": 4, "micro": 1}),
+    "a split backward": (HEADS, (2,), {"family": "zb-h1", "workers": 2, "micros": 4, "micro": 1}),
 }
 
 
-@pytest.mark.parametrize("name", part(DROPPED, 3))
-def test_dropout_drops_the_same_whatever_the_group(name: str, pool: Pool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", part(DROPPED, 5))
+def test_dropout_drops_the_same_whatever_the_plan(name: str, pool: Pool, tmp_path: Path) -> None:
     lines, mesh, shape = DROPPED[name]
     wet = {"arguments": {"dropout": "0.1"}}
     whole = in_parts(plan_of({}, (1,), **ONE, **wet), {}, (1,))

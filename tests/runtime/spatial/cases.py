@@ -194,6 +194,14 @@ def _norms() -> None:
         lambda: nn.Sequential(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 4, 3, 2)),
     )
     function("local response norm", lambda x: F.local_response_norm(x, 3))
+    function("gated by channels", lambda x: F.glu(x, 1))
+    function("gated by channels of a volume", lambda x: F.glu(x, -4), dims=3)
+    function("gated by rows", lambda x: F.avg_pool2d(F.glu(x, 2), 2), around="aten.glu")
+    function("cosine similarity", lambda x, y: x * F.cosine_similarity(x, y, 1).unsqueeze(1), channels=(4, 4))
+    function(
+        "cosine similarity with the first row", lambda x: x * F.cosine_similarity(x, x[:, :, :1]).unsqueeze(1)
+    )
+    function("shuffled channels", lambda x: F.channel_shuffle(x, 2))
     function("normalize over channels", lambda x: F.normalize(x, dim=1))
 
 

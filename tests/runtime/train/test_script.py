@@ -14,11 +14,11 @@ import torch
 from planner.capture.evaluation import evaluation_of
 from planner.capture.stage_modules import whole
 from planner.workload import workload as workloads
+from runtime.draws import Keys
 from runtime.launch.script import Run
 from runtime.rank.evaluation import EvaluationStage
 from runtime.runfolder import Paths
 from runtime.runfolder import job as jobs
-from runtime.stage import Keys
 from runtime.train import Model, job_of, prepare
 from tests.captures import captured_of
 from tests.pool import Pool
@@ -27,7 +27,7 @@ from tests.runtime.test_equality import HERE, plan_of
 SCRIPT = """
 import json, sys
 from pathlib import Path
-from runtime.stage import Keys
+from runtime.draws import Keys
 from runtime.launch import Run
 
 out = Path(sys.argv[1])

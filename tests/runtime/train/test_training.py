@@ -12,10 +12,10 @@ from planner.capture.stage_modules import whole
 from planner.errors import BadInput, BadPlan
 from runtime import checkpoint as checkpoints
 from runtime.checkpoint import integrity
+from runtime.draws import Keys, key_random_operations, random_operations
 from runtime.execute import NotFinite
 from runtime.launch import launch_inline
 from runtime.rank import check_supported
-from runtime.stage import Keys, key_random_operations, random_operations
 from runtime.train import Model, prepare
 from tests.captures import captured_of
 from tests.pool import Pool
