@@ -16,6 +16,7 @@ import pytest
 import shardwright as sw
 from planner.errors import BadInput
 from planner.plan import load
+from runtime.launch import handle_of
 from runtime.runfolder import Paths, losses_of
 from runtime.trackers import TRACKERS, send
 from tests.runtime.runfolder.test_metrics import line
@@ -122,6 +123,13 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, float
     from runtime.launch import launch_inline
 
     return root / "run", launch_inline(plan, root / "one", steps=10).losses
+
+
+def test_pandas_has_the_losses_of_one_process(ran: tuple[Path, dict[int, float]]) -> None:
+    pytest.importorskip("pandas")
+    run, losses = ran
+    frame = handle_of(run).metrics().to_pandas()
+    assert dict(zip(frame["step"], frame["loss"], strict=True)) == losses
 
 
 def sent(to: str, run: Path, reader: str) -> dict[str, object]:
