@@ -216,7 +216,7 @@ def changed_tensors(raw: bytes, chance: random.Random) -> bytes:
         given = bytearray(raw)
         given[chance.randrange(len(given))] ^= 1 << chance.randrange(8)
         return bytes(given[: chance.choice((len(given), chance.randrange(len(given))))])
-    length = chance.choice((len(header),) * 12 + (0, len(header) - 1, 2**62))
+    length = chance.choice((len(header),) * 12 + (0, max(0, len(header) - 1), 2**62))
     return length.to_bytes(8, "little") + header + numbers
 
 
