@@ -448,7 +448,8 @@ def others() -> Iterator[Case]:
                 (run.root / n).write_text(json.dumps({EVIL: EVIL}) + "\n")
                 return ["track", str(run.root), f"--to={t}"]
 
-            yield Case(f"a run for {to[:9]!r} with a spoilt {name}", tracked)
+            own = ("run",) if to.isalpha() else ()  # what a tracker keeps of it lies in the run folder
+            yield Case(f"a run for {to[:9]!r} with a spoilt {name}", tracked, own=own)
 
 
 def labelled(at: Place, label: int) -> Words:

@@ -105,9 +105,9 @@ def find_record(kind: type[T], path: FilePath) -> T | None:
     try:
         return read_record(kind, path)
     except BadInput:
-        if path.is_symlink() or path.exists():
-            raise
-        return None  # it may also have been removed meanwhile
+        if not (path.is_symlink() or path.exists()):
+            return None  # it may also have been removed meanwhile
+    return read_record(kind, path)  # or written
 
 
 def read_lines(kind: type[T], path: FilePath, *, max_bytes: int = LINES_BYTES) -> list[T]:

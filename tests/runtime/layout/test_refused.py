@@ -72,8 +72,8 @@ REFUSED = {
         "no ring: its mask is trained (allowed: 'ulysses', or 'dim2'",
     ),
     "an operation without a rule": (
-        lambda: odd("flip", {"up": "out"}),
-        "middle (counted to layer 'up'): aten.flip on parts of tensors: it has no rule (allowed: tensors that are alike before layer 'up'",
+        lambda: odd("bounded", {"up": "out"}),
+        "middle (counted to layer 'up'): aten.renorm on parts of tensors: it has no rule (allowed: tensors that are alike before layer 'up'",
     ),
     "a write into a tensor in parts": (
         lambda: odd("write", {"up": "samples"}),
