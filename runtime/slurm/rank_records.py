@@ -24,6 +24,7 @@ GAVE_WAY = "SLURM needed its nodes, and it gave way at once"
 POLL_S = 0.05
 LOOK_S = 1.0  # at marks in the run folder
 ENDS_S = 90.0  # from a rank's bad end on; SLURM's KillWait is 30
+GIVES_S = 1.0  # from when a rank gave way on, while others wait for its nodes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,10 +168,12 @@ class StepWatch:
     ranks: int
     asked: Callable[[], bool]  # whether ranks are to stop
     gone: bool = False
+    # whether others need the nodes: SLURM tells ranks so, of which none may be left that could hear it
+    wanted: Callable[[], bool] = lambda: False
     _told: bool = False
     _cancelled: bool = False
     _look_s: float = 0.0
-    _failed_s: float = field(default=float("inf"))
+    _end_s: float = field(default=float("inf"))  # when srun is given up
 
     def wait(self, step: subprocess.Popen[bytes], number: int) -> int:
         """Waits until a step has ended, and hands a signal on to it once.
@@ -183,7 +186,7 @@ class StepWatch:
             if not self._told and (self._cancelled or self.asked()) and self._listening():
                 self._told = True
                 step.send_signal(number)
-            if time.monotonic() > self._failed_s + ENDS_S:
+            if time.monotonic() > self._end_s:
                 step.kill()
                 step.wait()
                 self.gone = True
@@ -197,8 +200,10 @@ class StepWatch:
             return
         self._look_s = now + LOOK_S
         self._cancelled = self.paths.cancelled.exists()
-        if self.paths.failed(self.generation).exists():
-            self._failed_s = min(self._failed_s, now)
+        mark = self.paths.failed(self.generation)
+        if mark.exists():
+            soon = mark.read_text() == "gave way" or self.wanted()
+            self._end_s = min(self._end_s, now + (GIVES_S if soon else ENDS_S))
 
     def _listening(self) -> bool:
         """Returns whether all ranks have started. The signal would end a rank that does not listen to it yet."""

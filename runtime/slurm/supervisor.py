@@ -187,9 +187,9 @@ class Supervisor:
         with_us = partial(die_with_parent, os.getpid(), signal.SIGTERM)
         step = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, preexec_fn=with_us)
         before = bool(self.told)
-        watch = StepWatch(
-            self.paths, generation, len(self.hosts), lambda: before or signal.SIGUSR1 in self.told
-        )
+        asked = lambda: before or signal.SIGUSR1 in self.told  # noqa: E731
+        wanted = partial(commands.is_preempted, self.environment)
+        watch = StepWatch(self.paths, generation, len(self.hosts), asked, wanted=wanted)
         code = watch.wait(step, signal.SIGUSR1)
         self.abandoned = watch.gone
         return code

@@ -219,8 +219,10 @@ class Keeper:
             waiting=self._beat.waiting and not self._record.stopped,  # it waits for nobody who cannot run
             still_s=round(still, 1),
         )
-        if state in ("failed", "hung"):
-            self._paths.failed(self._job.generation).write_text(state)
+        mark = self._paths.failed(self._job.generation)
+        fell = state == "failed" and mark.exists() and mark.read_text() == "gave way"  # with those that did
+        if state in ("failed", "hung", "gave way") and not fell:
+            mark.write_text(state)
         end.write(self._paths)
         # To srun a stop is no bad exit, at which it would end the others.
         return 0 if state == "stopped" else 128 - status if status < 0 else status

@@ -69,6 +69,17 @@ def test_a_step_that_outlives_a_failed_rank_is_given_up(
     assert waits(watch, NEVER_ENDS) == 1 and watch.gone
 
 
+def test_a_step_whose_ranks_gave_way_or_fell_is_given_up_at_once_where_others_need_its_nodes(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """srun waits for tasks of a node that went away, and SLURM tells nobody else."""
+    monkeypatch.setattr(steps, "GIVES_S", 0.1)
+    for mark, wanted in (("gave way", False), ("failed", True)):
+        paths.failed(2).write_text(mark)
+        watch = StepWatch(paths, 2, 2, lambda: False, wanted=lambda wanted=wanted: wanted)  # type: ignore[misc]
+        assert waits(watch, NEVER_ENDS) == 1 and watch.gone
+
+
 def test_a_rank_that_failed_at_an_earlier_start_ends_nothing(
     paths: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
