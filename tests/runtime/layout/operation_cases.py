@@ -171,6 +171,17 @@ def cases(a: int, b: int, c: int) -> dict[str, Case]:
             {},
             {"t": b},
         ),
+        "scatter in place of rows": Case(
+            ATEN.scatter.src,
+            ("x", 1, "t", "y"),
+            {"x": (a, b, c), "t": (a, 1, c), "y": (a, 1, c)},
+            {},
+            {"t": b},
+        ),
+        "upper triangles": Case(ATEN.triu.default, ("x", 1), x),
+        "smallest of rows": Case(ATEN.amin.default, ("x", [1]), x),
+        "least and where": Case(ATEN.min.dim, ("x", 1), x),
+        "middle and where": Case(ATEN.median.dim, ("x", 1), x),
         "rows by index": Case(
             ATEN.index_select.default, ("x", 1, "t"), {"x": (a, b, c), "t": (6,)}, {}, {"t": b}
         ),
