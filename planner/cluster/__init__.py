@@ -17,8 +17,10 @@ from planner.cluster.catalogue import (
     Device,
     cluster_file,
     cluster_names,
+    device_margin,
     find,
     host_margin,
+    name_of,
 )
 from planner.cluster.cluster import Card, Cluster, Link, Links, NodeGroup, Rates, dump, load
 from planner.cluster.corrections import (
@@ -95,6 +97,7 @@ __all__ = [
     "card_sharers",
     "cluster_file",
     "cluster_names",
+    "device_margin",
     "distance",
     "dump",
     "dump_corrections",
@@ -107,6 +110,7 @@ __all__ = [
     "load",
     "load_corrections",
     "measured_sums",
+    "name_of",
     "slots",
     "spread",
     "sum_s",
@@ -134,6 +138,7 @@ __getattr__ = later(
             "exchange_s",
             "gather_s",
             "measured_sums",
+            "name_of",
             "spread",
             "sum_s",
             "transfer_s",

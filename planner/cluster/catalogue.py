@@ -17,6 +17,7 @@ TERA = 1e12
 # Measured of ranks on hosts (benchmarks/memory.py): what a process holds with torch and the captured model before it
 # has a tensor of its own, and what its heap grows by beyond the tensors that a plan counts.
 HOST_PROCESS_BYTES = 400 * 2**20
+DEVICE_FRAGMENTS = 0.02  # of a GPU's memory, whose allocator keeps what it has cut up
 HOST_FRAGMENTS = 0.3
 
 
@@ -107,6 +108,21 @@ _DEVICES = (
 )
 
 CATALOGUE = {device.name: device for device in _DEVICES}
+# What drivers call these devices. Cards of the same chip with other rates, such as those for PCIe, are not among them.
+_OF_DRIVERS = {
+    "Tesla P100-PCIE-16GB": "P100-16GB",
+    "Tesla V100-SXM2-16GB": "V100-16GB",
+    "Tesla V100-SXM2-32GB": "V100-32GB",
+    "NVIDIA A100-SXM4-40GB": "A100-40GB",
+    "NVIDIA A100-SXM4-80GB": "A100-80GB",
+    "NVIDIA H100 80GB HBM3": "H100-80GB",
+    "NVIDIA H200": "H200-141GB",
+    "NVIDIA GH200 480GB": "GH200-96GB",
+    "AMD Instinct MI250X": "MI250X",
+    "AMD Instinct MI300X": "MI300X",
+    "NVIDIA GeForce RTX 3090": "RTX3090",
+    "NVIDIA GeForce RTX 4090": "RTX4090",
+}
 CLUSTERS = (
     Path(__file__).resolve().parents[2] / "plans" / "clusters"
 )  # the files of clusters that have a name
@@ -143,6 +159,14 @@ def find(name: str, *, where: str = "") -> Device:
     return CATALOGUE[name]
 
 
+def name_of(reported: str) -> str:
+    """Returns the name of a device here, or the one given where the catalogue does not have it.
+
+    Args: `reported` is what its driver calls it.
+    """
+    return _OF_DRIVERS.get(reported, reported)
+
+
 def host_margin(memory_bytes: int) -> int:
     """Returns the bytes of a host's memory that a plan leaves to its process and to fragments of its heap.
 
@@ -150,6 +174,14 @@ def host_margin(memory_bytes: int) -> int:
     """
     process = min(HOST_PROCESS_BYTES, memory_bytes // 2)
     return process + round((memory_bytes - process) * HOST_FRAGMENTS / (1 + HOST_FRAGMENTS))
+
+
+def device_margin(memory_bytes: int, taken_bytes: int) -> int:
+    """Returns the bytes of a GPU's memory that a plan leaves to drivers, libraries and fragments of the allocator.
+
+    Args: `taken_bytes` of `memory_bytes` are gone before the first tensor; NCCL takes about as much again.
+    """
+    return min(2 * taken_bytes + round(memory_bytes * DEVICE_FRAGMENTS), memory_bytes // 2)
 
 
 def with_host_margin(group: object) -> object:

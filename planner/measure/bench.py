@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from planner.capture import Captured, capture, check_sizes, check_training
+from planner.cluster import name_of
 from planner.errors import BadInput
 from planner.measure.passes import BackwardSplit, SpatialSplit
 from planner.measure.process.protocol import MeasureRequest
@@ -143,7 +144,7 @@ def bench_of(
 
 
 def device_name(device: str) -> str:
-    """Returns the name that a device gives itself.
+    """Returns the name of a device in the catalogue, or the one that it gives itself where it is not there.
 
     Args: `device` is cpu, cuda or cuda:NUMBER.
     Raises: BadInput where this machine has no such device.
@@ -152,7 +153,7 @@ def device_name(device: str) -> str:
     if kind == "cpu":
         return "cpu"
     if kind == "cuda" and torch.cuda.is_available():
-        return torch.cuda.get_device_name(device)
+        return name_of(torch.cuda.get_device_name(device))
     known = ["cpu", "roofline:NAME", *(["cuda"] if torch.cuda.is_available() else [])]
     raise BadInput(f"there is no device '{device}' here", allowed=", ".join(known))
 

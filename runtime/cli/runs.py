@@ -164,7 +164,9 @@ def probe(
     local: Annotated[bool, typer.Option("--local", help="processes of this machine")] = False,
     on_slurm: Annotated[bool, typer.Option("--slurm", help="nodes of SLURM; waits for them")] = False,
     nodes: Annotated[int, typer.Option(help="with --slurm: nodes to measure")] = 2,
-    ranks: Annotated[int, typer.Option(help="processes a node, each as a device")] = 2,
+    ranks: Annotated[
+        int | None, typer.Option(help="processes a node, each as a device; one a GPU when left out, else 2")
+    ] = None,
     srun: Annotated[
         list[str] | None, typer.Option("--srun", metavar="KEY=VALUE", help="further options of srun")
     ] = None,
@@ -184,7 +186,7 @@ def probe(
     """Measure devices and links, and write them as a cluster.yaml."""
     if local and on_slurm:
         raise BadInput("--local and --slurm exclude each other")
-    if ranks < 1 or nodes < 1 or nodes * ranks < 2 or (local and ranks < 2):
+    if nodes < 1 or (ranks is not None and ranks < 1) or (on_slurm and ranks == nodes == 1):
         raise BadInput("one process has nobody to talk to", where="--ranks", allowed="2 or more")
     faces = tuple(filter(None, (name.strip() for name in cards.split(","))))
     if faces and not on_slurm:
@@ -193,6 +195,7 @@ def probe(
     from planner import cluster as clusters
     from runtime import probe
 
+    ranks = ranks or (probe.gpus() if not on_slurm else 0) or 2
     found = _probed(output, ranks, nodes if on_slurm else 0, srun or [], faces)
     size = count or (nodes if on_slurm else 1)
     made = probe.cluster_of(found, output.stem, size, list(clusters.CATALOGUE))

@@ -13,14 +13,10 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import accumulate
-from math import prod
 from typing import Final
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, fx
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
@@ -29,13 +25,12 @@ from torch.utils import _pytree as pytree
 from planner.capture import LAYER, StageModule, random, samples_of
 from planner.model import ModelGraph
 from planner.spatial import NONE, OTHERWISE
-from runtime.draws.numbers import Places, Runs, fill, positions, sample_keys
+from runtime.draws.dropout import Numbers, Parts, dropped
 
 ATEN = torch.ops.aten
 HASHED: Final = (ATEN.dropout.default, ATEN.feature_dropout.default)
 FEATURES: Final = 2  # dimensions of a tensor of channels before those of space
 UNKNOWN: Final = (NONE, 0)
-Parts = Mapping[int, tuple[int, Runs]]  # the whole length and a rank's own rows, by dimension
 
 
 @dataclass
@@ -99,25 +94,10 @@ class Draw:
             return result
         if p >= 1:
             return x * 0.0
-        cut, features = dict(parts or {}), x
-        if self.target is not HASHED[0]:  # whole channels: one number for all that lies behind
-            features = x[(slice(None), slice(None), *[slice(1)] * (x.ndim - 2))]
-            cut = {dim: part for dim, part in cut.items() if dim < FEATURES}
-        with torch.no_grad():
-            noise = self._noise(features, p, cut)
-        return x * noise
-
-    def _noise(self, x: Tensor, p: float, parts: Parts) -> Tensor:
-        """Returns 0 for what is dropped and 1 / (1 - p) for what is kept, in the order of memory of `x`."""
-        order = tuple(sorted(range(x.ndim), key=x.stride().__getitem__, reverse=True))
-        given = [parts.get(dim, (n, ((0, n),))) for dim, n in enumerate(x.shape)]
-        here = tuple((n, tuple(runs)) for n, runs in given)
-        places, samples, batch = _places(here, order, self.dim, self.rows)
-        first = self._first(batch) if self.dim != NONE else 0
-        keys, stream = self.keys.streams(self.number)
-        found = x.new_empty([x.shape[dim] for dim in order])
-        fill(found, p, places, sample_keys(samples + first, keys), stream)
-        return found.permute([order.index(dim) for dim in range(x.ndim)])
+        feature = self.target is not HASHED[0]  # whole channels: one number for all that lies behind
+        own = {dim: part for dim, part in (parts or {}).items() if dim < FEATURES or not feature}
+        micro, streams = self.keys.first + self.keys.micro, self.keys.streams(self.number)
+        return dropped(x, p, Numbers(self.dim, self.rows, own, streams, micro), FEATURES if feature else None)
 
     def _first(self, samples: int) -> int:
         """Returns the place in the batch of the step of the first sample of a micro-batch of so many."""
@@ -136,29 +116,6 @@ class Draw:
             self.keys.reseed(self.number, f"sample {self._first(batch) + sample}")
             found.append(self.target(*given, **named))
         return torch.cat(found, self.dim) if batch > 1 else found[0]
-
-
-@lru_cache(256)
-def _places(
-    here: tuple[tuple[int, Runs], ...], order: tuple[int, ...], dim: int, rows: int
-) -> tuple[Places, NDArray[np.int64], int]:
-    """Returns where the elements of a part of a tensor lie in their samples, and in which samples of how many.
-
-    Args: `here` has the whole length and the rows of each dimension; they lie in memory in this order; the samples
-        have so many rows each of one dimension, if that is known.
-    """
-    lengths, own = [n for n, _ in here], [positions(runs) for _, runs in here]
-    samples, batch, behind = positions(((0, 1),)), 1, order
-    before, further = tuple[int, ...](), None
-    if dim >= 0:
-        samples, batch = own[dim] // rows, lengths[dim] // rows
-        place, lengths[dim] = order.index(dim), rows
-        before, behind = order[:place], order[place + 1 :]
-        further = own[dim] % rows * prod(lengths[dim + 1 :]) if rows > 1 else None
-    whole = [((0, n),) == tuple(runs) for n, runs in here]
-    plain = behind == tuple(range(len(order) - len(behind), len(order))) and all(whole[x] for x in behind)
-    found = [[own[x] * prod(lengths[x + 1 :]) for x in dims] for dims in (before, behind)]
-    return Places(found[0], further, found[1], plain), samples, batch
 
 
 def _empty(x: Tensor) -> bool:

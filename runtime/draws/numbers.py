@@ -66,8 +66,7 @@ def fill(out: Tensor, p: float, places: Places, keys: NDArray[np.uint32], stream
 
     Args: `out` is contiguous; `keys` has one for each row of the samples' dimension; `stream` has 64 bits.
     """
-    split = 0 if places.plain else max(0, len(places.behind) - 1)
-    between, last = places.behind[:split], places.behind[split:]
+    between, last = split_behind(places)
     shape = tuple(prod(map(len, found)) for found in (places.before, [keys], between, last))
     sizes = _block(shape)
     small = out.numel() < _MANY_THREADS * TILE or torch.get_num_threads() < _MANY_THREADS
@@ -85,6 +84,12 @@ def fill(out: Tensor, p: float, places: Places, keys: NDArray[np.uint32], stream
         base: Any = make.upper(own) if rows is None else None
         for many in _slices(shape[1], sizes[1]):
             make.write((deep, many, high, wide), make.upper(own + rows[many]) if base is None else base)
+
+
+def split_behind(places: Places) -> tuple[Sequence[NDArray[np.int64]], Sequence[NDArray[np.int64]]]:
+    """Returns the dimensions behind that of the samples in two parts: the last one, and those between."""
+    split = 0 if places.plain else max(0, len(places.behind) - 1)
+    return places.behind[:split], places.behind[split:]
 
 
 def _block(shape: Sequence[int]) -> tuple[int, int, int, int]:
@@ -115,7 +120,7 @@ class _Arrays:
 
     def __init__(self, out: Tensor, shape: Sequence[int], p: float, keys: NDArray[np.uint32]) -> None:
         self.out, self.keys = out.view(*shape).numpy(), keys
-        self.least, self.weight = np.int32(_least(p)), self.out.dtype.type(1 / (1 - p))
+        self.least, self.weight = np.int32(least(p)), self.out.dtype.type(1 / (1 - p))
 
     def room(self, elements: int) -> None:
         self.x, self.spare = np.empty((2, elements), np.uint32)
@@ -150,7 +155,7 @@ class _Tensors:
     def __init__(self, out: Tensor, shape: Sequence[int], p: float, keys: NDArray[np.uint32]) -> None:
         self.out, self.device = out.view(*shape), out.device
         self.keys = torch.from_numpy(keys.view(np.int32)).to(out.device)
-        self.least, self.weight = _least(p), 1 / (1 - p)
+        self.least, self.weight = least(p), 1 / (1 - p)
 
     def room(self, elements: int) -> None:
         self.x, self.spare = torch.empty((2, elements), dtype=torch.int32, device=self.device)
@@ -185,7 +190,7 @@ _FIRST, _SECOND, _SHIFT = (np.uint32(x) for x in (*_FACTORS, _FOLD))
 _OF_NUMPY: Final = (torch.float16, torch.float32, torch.float64)
 
 
-def _least(p: float) -> int:
+def least(p: float) -> int:
     """Returns the least number, as a signed one of 32 bits, of what is kept."""
     return min(round(p * (1 << 32)), (1 << 32) - 1) - (1 << 31)
 

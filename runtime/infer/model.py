@@ -237,6 +237,8 @@ def share(job: InferJob, rank: int, meet: str) -> int:
     Returns: how many numbers read are not finite.
     """
     cuda = job.device != "cpu"
+    if cuda:
+        torch.cuda.set_device(rank if job.devices > 1 else 0)
     applied = Applied(replace(job, device=f"cuda:{rank}") if cuda and job.devices > 1 else job)
     dist.init_process_group(
         "nccl" if cuda else "gloo", init_method=f"file://{meet}/file", rank=rank, world_size=job.devices

@@ -17,14 +17,15 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from planner import plan as plans
 from planner.errors import BadInput
 from planner.files import read_record
 from runtime import checkpoint as checkpoints
 from runtime.checkpoint import Checkpoint, CheckpointPart
 from runtime.islands.folder import IslandsFolder, IslandsJob, ShardDone, checksum, shard_name
 from runtime.leases import Tasks
-from runtime.local import RankWatch, fork_ranks
-from runtime.runfolder import Job, Outcome, Paths, losses_of
+from runtime.local import RankWatch, afresh, fork_ranks
+from runtime.runfolder import Job, Outcome, Paths, losses_of, write_whole
 from runtime.train import Model, train_rank
 
 CANCELLED = ("cancelled", "islands are cancelled")
@@ -134,11 +135,15 @@ class Shards:
         checkpoints.write_alone(paths.checkpoints, part, facts, version.names)
         own = replace(self.job, steps=(number + 1) * job.inner_steps, shards=job.shards, shard=shard)
         own.write(paths)
+        if own.device == "cuda":
+            write_whole(paths.plan, plans.dump(self.model.plan))
         return own
 
     def _run(self, paths: Paths, job: Job, beating: AbstractContextManager[None]) -> Outcome:
         """Runs the ranks until all are done. They are forked before this process has a thread."""
-        pids = fork_ranks(paths, len(self.model.plan.places), partial(train_rank, paths, job, self.model))
+        train = partial(train_rank, paths, job, self.model)
+        main = partial(afresh, paths) if job.device == "cuda" else train
+        pids = fork_ranks(paths, len(self.model.plan.places), main)
 
         def told() -> tuple[str, str] | None:
             return CANCELLED if self.folder.paths.cancelled.exists() else None

@@ -5,7 +5,7 @@ forks processes and watches them, and is used by the probe too.
 Start reading in `run.py`; `main.py` is the supervisor process, `supervise.py` its watch over the ranks.
 """
 
-from runtime.local.run import LocalBackend, start
+from runtime.local.run import LocalBackend, afresh, start
 from runtime.local.supervise import (
     STACKS_S,
     RankWatch,
@@ -18,6 +18,7 @@ __all__ = [
     "STACKS_S",
     "LocalBackend",
     "RankWatch",
+    "afresh",
     "be_a_rank",
     "fork_ranks",
     "start",

@@ -1,6 +1,7 @@
-"""The supervisor process of a local run: `python -P -m runtime.local.main FOLDER PARENT`.
+"""The supervisor process of a local run: `python -P -m runtime.local.main FOLDER PARENT [RANK]`.
 
-PARENT is the process whose end ends the run, or 0 for a detached run.
+PARENT is the process whose end ends the run, or 0 for a detached run. With RANK this is the process of one rank, which
+starts with nothing of the supervisor's.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
@@ -21,7 +23,8 @@ from planner import plan as plans
 from planner.plan import Plan
 from runtime import checkpoint as checkpoints
 from runtime import runfolder
-from runtime.local.supervise import supervise
+from runtime.local.run import afresh
+from runtime.local.supervise import be_a_rank, supervise
 from runtime.runfolder import Attempt, Job, Paths, die_with_parent, note_attempt, result_of, tell
 from runtime.train import Model, run_script, sleep_rank, train_rank
 
@@ -79,7 +82,7 @@ def main(folder: str, parent: str) -> int:
     paths = Paths(Path(folder))
     job, plan = runfolder.read(paths), plans.load(paths.plan)
     torch.set_num_threads(1)  # a process that has run threads cannot be forked
-    model = None if job.content == "sleep" else Model.of(plan)
+    model = None if job.content == "sleep" or job.device == "cuda" else Model.of(plan)
     tries: list[Attempt] = []
     while True:
         again = replace(job, generation=job.generation + len(tries))
@@ -116,14 +119,55 @@ def main(folder: str, parent: str) -> int:
 def rank_main(paths: Paths, job: Job, plan: Plan, model: Model | None) -> Callable[[int], None]:
     """Returns the function that the process of a rank runs, given the rank.
 
-    Args: `model` is None for a run whose stages sleep.
+    Args: `model` is None for a run whose stages sleep, and for one on GPUs, where each rank captures its own.
     """
-    if model is None:
+    if job.content == "sleep":
         return partial(sleep_rank, paths, job, plan)
-    return partial(run_script if job.script else train_rank, paths, job, model)
+    if job.device == "cuda":
+        return partial(afresh, paths)
+    assert model is not None
+    return partial(_of_job(job), paths, job, model)
+
+
+def _of_job(job: Job) -> Callable[[Paths, Job, Model, int], None]:
+    return run_script if job.script else train_rank
+
+
+def be_alone(folder: str, parent: str, rank: str) -> NoReturn:
+    """Is one rank of a run, which reads all that it needs in the run folder.
+
+    Args: `parent` is the number of the supervisor's process, with which this one ends.
+    """
+    paths = Paths(Path(folder))
+
+    def run() -> int:
+        job, plan = runfolder.read(paths), plans.load(paths.plan)
+        take_gpu(os.environ, int(rank), len(plan.places), torch.cuda.device_count())
+        torch.set_num_threads(job.threads)
+        _of_job(job)(paths, job, Model.of(plan), int(rank))
+        return 0
+
+    be_a_rank(paths, int(rank), int(parent), run)
+
+
+def take_gpu(environment: MutableMapping[str, str], rank: int, ranks: int, gpus: int) -> None:
+    """Shows this process one GPU alone. Where there are fewer than ranks, some have one in common, to try a plan.
+
+    NCCL refuses two ranks of one host on one GPU, and so each is told to be another host.
+    Args: variables of `environment` are set.
+    """
+    visible = [each for each in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if each.strip()]
+    environment["CUDA_VISIBLE_DEVICES"] = (visible or [str(gpu) for gpu in range(gpus)] or ["0"])[
+        rank % max(1, gpus)
+    ]
+    if ranks > gpus:
+        environment.setdefault("NCCL_HOSTID", f"rank-{rank}-of-{os.getppid()}")
+        print(f"{ranks} ranks share {gpus} GPUs: their times say little", flush=True)
 
 
 if __name__ == "__main__":
+    if len(sys.argv) > 3:
+        be_alone(*sys.argv[1:])
     status = main(*sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()

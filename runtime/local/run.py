@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from planner.plan import Plan
 from planner.workload import Workload
@@ -142,9 +143,23 @@ def start(
     return _supervised(paths, detach)
 
 
+def afresh(paths: Paths, rank: int) -> NoReturn:
+    """Becomes the process of a rank that has nothing of the process from which it was forked.
+
+    CUDA does not work in a fork of a process that has asked for a GPU, and whoever captures a model has: torch looks
+    at its generators, and users' own files ask which devices there are.
+
+    Args: the rank reads what it is to do in the run folder.
+    """
+    os.execv(sys.executable, _command(paths, os.getppid(), str(rank)))
+
+
+def _command(paths: Paths, parent: int, *more: str) -> list[str]:
+    return [sys.executable, "-P", "-m", "runtime.local.main", str(paths.root), str(parent), *more]
+
+
 def _supervised(paths: Paths, detach: bool) -> LocalBackend:
-    parent = 0 if detach else os.getpid()
-    command = [sys.executable, "-P", "-m", "runtime.local.main", str(paths.root), str(parent)]
+    command = _command(paths, 0 if detach else os.getpid())
     try:
         with (paths.root / "logs" / "supervisor.log").open("ab") as log:
             process = subprocess.Popen(

@@ -5,13 +5,14 @@ bandwidths; `cluster_of` makes a Cluster of it, `slow` and `shared` name what is
 Start reading in `probe.py`; `main.py` starts the processes.
 """
 
-from runtime.probe.main import by_srun, local
+from runtime.probe.main import by_srun, gpus, local
 from runtime.probe.probe import Found, cluster_of, shared, slow
 
 __all__ = [
     "Found",
     "by_srun",
     "cluster_of",
+    "gpus",
     "local",
     "shared",
     "slow",

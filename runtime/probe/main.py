@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from planner.errors import ShardwrightError
+from planner.errors import BadInput, ShardwrightError
 from planner.files import absolute
 from planner.terminal import Report
 from runtime import slurm
@@ -37,17 +37,24 @@ class ProbeFailed(ShardwrightError):
 def local(folder: Path, ranks: int) -> Found:
     """Probes this machine with processes that talk to each other.
 
-    Args: `folder` is private to the probe; `ranks` is the number of processes.
-    Raises: ProbeFailed where a process fails.
+    Args: `folder` is private to the probe; `ranks` is the number of processes, each with a GPU where there are any.
+    Raises: BadInput where there are fewer GPUs; ProbeFailed where a process fails.
     """
+    if 0 < gpus() < ranks:
+        raise BadInput(f"{ranks} ranks", where="--ranks", allowed=f"at most {gpus()}, one for each GPU here")
     paths = Paths(folder).make()
     torch.set_num_threads(1)  # a process that has run threads cannot be forked
     with Report("probe") as report:
         look = partial(_look, paths, report, "processes start")
-        outcome = supervise(paths, ranks, PATIENCE_S, partial(_rank, paths, ranks), look)
+        outcome = supervise(paths, ranks, PATIENCE_S, lambda rank: _rank(paths, ranks, rank, rank), look)
     if outcome.state != "done":
         raise ProbeFailed(outcome.cause)
     return probe.read(paths.probed)
+
+
+def gpus() -> int:
+    """Returns how many GPUs are here. Asked so, processes may still be forked."""
+    return torch.cuda.device_count()
 
 
 def _look(paths: Paths, report: Report, before: str) -> None:

@@ -16,13 +16,14 @@ from statistics import median, quantiles
 import torch
 import torch.distributed as dist
 
+from planner.cluster import name_of
 from runtime.world import World
 
 EVERY_PAIR = 12  # hosts; of more only neighbours talk to each other
 REPEATS = 15
 SMALL_BYTES, LARGE_BYTES = 64, 16 * 2**20
-COPY_BYTES = 64 * 2**20
-MATMUL = 1024
+COPY_BYTES, MATMUL = 64 * 2**20, 1024
+GPU_COPY_BYTES, GPU_MATMUL = 2**30, 8192  # where as much as that takes milliseconds
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -48,10 +49,11 @@ class Number:
 class ProbedDevice:
     """The memory and the rates of one rank's device."""
 
-    kind: str  # cpu, or the name of a GPU
+    kind: str  # of the catalogue, or what the device calls itself
     memory_bytes: int
     flop_per_s: Number  # of a matrix product in fp32
     copy_bytes_per_s: Number  # read and written together
+    taken_bytes: int = 0  # of a GPU, without any tensor: its driver and the libraries of one process
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,18 +164,21 @@ def device_of(device: torch.device, repeats: int = REPEATS) -> ProbedDevice:
     Args: `repeats` is the number of times that each product and each copy is timed.
     Returns: bytes of memory, operations a second, and bytes a second.
     """
-    a, b = torch.randn(MATMUL, MATMUL, device=device), torch.randn(MATMUL, MATMUL, device=device)
-    source = torch.zeros(COPY_BYTES // 4, device=device)
-    target = torch.empty_like(source)
-    products = timed(lambda: torch.mm(a, b), device, repeats)
-    copies = timed(lambda: target.copy_(source), device, repeats)
     cuda = device.type == "cuda"
+    side, size = (GPU_MATMUL, GPU_COPY_BYTES) if cuda else (MATMUL, COPY_BYTES)
+    a, b = torch.randn(side, side, device=device), torch.randn(side, side, device=device)
+    products = timed(lambda: torch.mm(a, b), device, repeats)
+    source = torch.zeros(size // 4, device=device)
+    target = torch.empty_like(source)
+    copies = timed(lambda: target.copy_(source), device, repeats)
     host_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    free, total = torch.cuda.mem_get_info(device) if cuda else (0, host_bytes)
     return ProbedDevice(
-        kind=torch.cuda.get_device_name(device) if cuda else "cpu",
-        memory_bytes=torch.cuda.get_device_properties(device).total_memory if cuda else host_bytes,
-        flop_per_s=Number.of([2 * MATMUL**3 / seconds for seconds in products]),
-        copy_bytes_per_s=Number.of([2 * COPY_BYTES / seconds for seconds in copies]),
+        kind=name_of(torch.cuda.get_device_name(device)) if cuda else "cpu",
+        memory_bytes=total,
+        flop_per_s=Number.of([2 * side**3 / seconds for seconds in products]),
+        copy_bytes_per_s=Number.of([2 * size / seconds for seconds in copies]),
+        taken_bytes=max(0, total - free - torch.cuda.memory_reserved(device)) if cuda else 0,
     )
 
 
@@ -264,7 +269,8 @@ def slowed_of(world: World, repeats: int = REPEATS) -> Slowed:
     Returns: the factor on this rank.
     """
     device, tensor = world.device, torch.zeros(LARGE_BYTES // 4, device=world.device)
-    a, b = torch.randn(MATMUL, MATMUL, device=device), torch.randn(MATMUL, MATMUL, device=device)
+    side = GPU_MATMUL if device.type == "cuda" else MATMUL
+    a, b = torch.randn(side, side, device=device), torch.randn(side, side, device=device)
     product = Number.of(timed(lambda: torch.mm(a, b), device, repeats)).value
     world.barrier()
     summing = Number.of(timed(lambda: dist.all_reduce(tensor, group=world.group), device, repeats)).value

@@ -14,7 +14,7 @@ from statistics import median
 
 from pydantic import TypeAdapter
 
-from planner.cluster import Card, Cluster, Link, Links, NodeGroup, Rates, host_margin
+from planner.cluster import Card, Cluster, Link, Links, NodeGroup, Rates, device_margin, host_margin
 from planner.sums import SumLoad, SumRate, fitted, parse
 from runtime.probe.measurements import (
     LARGE_BYTES,
@@ -85,10 +85,10 @@ def probe(world: World, result: Path, repeats: int = REPEATS, cards: Sequence[st
     told.now(0.85, "sums beside each other")
     together = [together_of(world, groups, repeats) for groups in beside(hosts)]
     told.now(0.9, "products beside a sum")
-    slowed = slowed_of(world, repeats)
+    slowed = slowed_of(world, repeats) if world.size > 1 else None
     if world.rank == 0:
         wires = [json.loads(_part(result, f"wire-{number}").read_text()) for number in range(len(talk))]
-        data = {"hosts": hosts, "devices": devices, "wires": wires, "slowed": asdict(slowed)}
+        data = {"hosts": hosts, "devices": devices, "wires": wires, "slowed": slowed and asdict(slowed)}
         data |= {"sums": [asdict(s) for s in sums if s], "together": [asdict(t) for t in together if t]}
         data |= {"named": [asdict(row) for row in named], "cards": list(cards)}
         write_whole(result, json.dumps(data))
@@ -163,7 +163,7 @@ def cluster_of(found: Found, name: str, nodes: int, known: Sequence[str]) -> Clu
         device=next((entry for entry in known if entry == first.kind), first.kind),
         devices_per_node=len(here),
         memory_bytes=memory,
-        margin_bytes=host_margin(memory) if cpu else 0,
+        margin_bytes=host_margin(memory) if cpu else device_margin(memory, first.taken_bytes),
         devices_per_card=None if found.cards else _behind_a_card(found, len(here)),
         cards=tuple(Card(interface=name) for name in found.cards),
         nodes_per_rack=None,

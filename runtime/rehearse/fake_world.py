@@ -93,6 +93,13 @@ class _Silence(ProcessGroup):
         outputs[0][self.rank()].copy_(own[0])
         return _done(outputs)
 
+    def reduce_scatter(  # type: ignore[override]
+        self, outputs: list[Tensor], inputs: list[list[Tensor]], options: object = None
+    ) -> dist.Work:
+        """Copies this rank's own part, to which the other ranks add nothing."""
+        outputs[0].copy_(inputs[0][self.rank()])
+        return _done(outputs)
+
     def alltoall_base(
         self, output: Tensor, sent: Tensor, sizes: list[int], sent_sizes: list[int], options: object = None
     ) -> dist.Work:

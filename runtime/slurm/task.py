@@ -236,12 +236,13 @@ def _train(paths: Paths, job: Job, plan: Plan, rank: int, heart: Heartbeat) -> i
 
     from runtime import checkpoint as checkpoints
     from runtime.train import Model, run_script, training_of
+    from runtime.world import gpu_of
 
     torch.set_num_threads(job.threads)
     model = Model.of(plan)
     if job.device == "cuda":
-        slot = plan.places[rank].slot
-        task_layout.check_memory(plan, rank, torch.cuda.get_device_properties(slot).total_memory)
+        gpu = gpu_of(plan.places[rank].slot)
+        task_layout.check_memory(plan, rank, torch.cuda.get_device_properties(gpu).total_memory)
     if rank == 0:
         checkpoints.remove_partial(paths.checkpoints)
     if job.script:

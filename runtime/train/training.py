@@ -269,7 +269,7 @@ def training_of(paths: Paths, job: Job, model: Model, rank: int, pulse: Pulse | 
     """
     torch.set_num_threads(job.threads)
     places, cards, at = model.plan.places, cards_of(model.plan), paths.rendezvous(job.generation)
-    device = torch.device("cuda", places[rank].slot) if job.device == "cuda" else torch.device("cpu")
+    device = worlds.gpu_of(places[rank].slot) if job.device == "cuda" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
     world = worlds.join(at, rank, len(places), device, job.rendezvous, cards, job.patience_s)

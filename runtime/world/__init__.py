@@ -5,7 +5,7 @@ Start at `world.py`; `mesh.py` says who is where in a plan, `rendezvous.py` how 
 """
 
 from runtime.world.rendezvous import check_cards
-from runtime.world.world import HostClock, Rail, RankMesh, World, alone, clock, join, rail_of
+from runtime.world.world import HostClock, Rail, RankMesh, World, alone, clock, gpu_of, join, rail_of
 
 __all__ = [
     "HostClock",
@@ -15,6 +15,7 @@ __all__ = [
     "alone",
     "check_cards",
     "clock",
+    "gpu_of",
     "join",
     "rail_of",
 ]

@@ -130,6 +130,14 @@ def rail_of(store: Store, rank: int, size: int, interface: str = "", patience_s:
     return cast(Rail, dist.ProcessGroupGloo(store, rank, size, options))
 
 
+def gpu_of(slot: int) -> torch.device:
+    """Returns the GPU of a rank: that of its slot, or the only one that it may see.
+
+    Args: `slot` is its device on the node.
+    """
+    return torch.device("cuda", slot % max(1, torch.cuda.device_count()))
+
+
 def alone(device: torch.device) -> World:
     """Returns the world of a run of one process.
 
