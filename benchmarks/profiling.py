@@ -146,11 +146,10 @@ class Whole:
         self.samples = Samples()
 
     def time(self, clock: Clock) -> None:
-        forward_s, made = clock.time(lambda: self._module(self._batch))
+        made = clock.time(lambda: self._module(self._batch), self.samples.forward)
         loss = made["loss:0"]
-        backward_s, _ = clock.time(lambda: torch.autograd.backward([loss], inputs=self._parameters))
-        self.samples.forward.append(forward_s)
-        self.samples.backward.append(backward_s)
+        clock.time(lambda: torch.autograd.backward([loss], inputs=self._parameters), self.samples.backward)
+        clock.settle()
 
 
 def layers_and_whole(workload: Workload, micro: int, rounds: int) -> list[tuple[Cell, ...]]:

@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 
 from planner.shown import install
+from runtime.local import NO_GPUS
 from tests import draws
 from tests.captures import FOLDER, share, spare_garbage
 from tests.pool import Pool
 from tests.warm_python import OWNER, WarmPython
 
 install()
+os.environ |= NO_GPUS  # tests compute on the host
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -212,48 +212,78 @@ def forget_gradients(specimen: Specimen) -> None:
 
 
 class Clock(Protocol):
-    """A clock that times one action on one kind of device."""
+    """A clock that times actions on one kind of device."""
 
-    def time(self, action: Callable[[], T]) -> tuple[float, T]:
-        """Runs an action and returns how long it took and what it gave.
+    def time(self, action: Callable[[], T], into: list[float]) -> T:
+        """Runs an action and returns what it gave.
 
-        Args: `action` is called once.
-        Returns: seconds, and the action's result.
+        Args: `into` gets its seconds, at the next `settle` at the latest.
         """
+
+    def settle(self) -> None:
+        """Waits until the device has done all that was timed, and tells what that took."""
 
 
 class CpuClock:
     """A clock of wall time. With several threads on a busy machine it counts what other processes take as well."""
 
-    def time(self, action: Callable[[], T]) -> tuple[float, T]:
+    def time(self, action: Callable[[], T], into: list[float]) -> T:
         start = time.perf_counter_ns()
         result = action()
-        return (time.perf_counter_ns() - start) * 1e-9, result
+        into.append((time.perf_counter_ns() - start) * 1e-9)
+        return result
+
+    def settle(self) -> None:
+        """Does nothing: a host tells at once."""
 
 
 class ProcessorClock:
     """A clock of the processor time of this process, which other processes do not change; for a single thread."""
 
-    def time(self, action: Callable[[], T]) -> tuple[float, T]:
+    def time(self, action: Callable[[], T], into: list[float]) -> T:
         start = time.process_time_ns()
         result = action()
-        return (time.process_time_ns() - start) * 1e-9, result
+        into.append((time.process_time_ns() - start) * 1e-9)
+        return result
+
+    def settle(self) -> None:
+        """Does nothing: a host tells at once."""
 
 
 class CudaClock:
     """A clock of the time between two events on the device.
 
-    The host waits before and after, so nothing else is counted.
+    The host does not wait in between, but goes on to the next action as it does in a run. So an action takes what the
+    device computes or what the host takes to ask for it, whichever is more.
     """
 
-    def time(self, action: Callable[[], T]) -> tuple[float, T]:
+    def __init__(self) -> None:
+        self._open: list[tuple[torch.cuda.Event, torch.cuda.Event, list[float]]] = []
+
+    def time(self, action: Callable[[], T], into: list[float]) -> T:
+        if not self._open:
+            torch.cuda.synchronize()
         start, end = _event(), _event()
-        torch.cuda.synchronize()
         start.record()
         result = action()
         end.record()
+        self._open.append((start, end, into))
+        return result
+
+    def settle(self) -> None:
         torch.cuda.synchronize()
-        return start.elapsed_time(end) * 1e-3, result
+        for start, end, into in self._open:
+            into.append(start.elapsed_time(end) * 1e-3)
+        self._open.clear()
+
+
+def took(clock: Clock, action: Callable[[], object], times: int = 1) -> list[float]:
+    """Returns the seconds of an action, one for each of so many times in a row."""
+    found: list[float] = []
+    for _ in range(times):
+        clock.time(action, found)
+    clock.settle()
+    return found
 
 
 def clock_of(device: str) -> Clock:

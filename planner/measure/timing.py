@@ -111,35 +111,32 @@ def time_round(specimens: Sequence[Specimen], samples: Sequence[Samples], clock:
     rows = list(zip(specimens, samples, strict=True))
     live = []
     for specimen, row in rows:
-        seconds, outputs = clock.time(specimen.outputs)
-        row.forward.append(seconds)
+        outputs = clock.time(specimen.outputs, row.forward)
         live.append(roots_of(outputs))
     del outputs
     for specimen, row in reversed(rows):
-        row.backward.append(_time_whole(specimen, live.pop(), clock))
+        _time_whole(specimen, live.pop(), clock, row.backward)
     _time_halves([row for row in rows if row[0].has_halves], clock)
+    clock.settle()
 
 
-def _time_whole(specimen: Specimen, roots: Sequence[Tensor], clock: Clock) -> float:
+def _time_whole(specimen: Specimen, roots: Sequence[Tensor], clock: Clock, into: list[float]) -> None:
     gradients = gradients_of(roots)
-    seconds, _ = clock.time(lambda: whole_backward(specimen, roots, gradients))
+    clock.time(lambda: whole_backward(specimen, roots, gradients), into)
     forget_gradients(specimen)
-    return seconds
 
 
 def _time_halves(rows: Sequence[tuple[Specimen, Samples]], clock: Clock) -> None:
     live = [roots_of(specimen.outputs(specimen.halves.forward)) for specimen, _ in rows]
     for specimen, row in reversed(rows):
-        input_s, halfway = _time_input_half(specimen, live.pop(), clock)
-        weight_s, _ = clock.time(lambda: specimen.weight_half(halfway))  # noqa: B023
-        row.input_half.append(input_s)
-        row.weight_half.append(weight_s)
+        halfway = _time_input_half(specimen, live.pop(), clock, row.input_half)
+        clock.time(lambda: specimen.weight_half(halfway), row.weight_half)  # noqa: B023
         forget_gradients(specimen)
 
 
-def _time_input_half(specimen: Specimen, roots: Sequence[Tensor], clock: Clock) -> tuple[float, object]:
+def _time_input_half(specimen: Specimen, roots: Sequence[Tensor], clock: Clock, into: list[float]) -> object:
     gradients = gradients_of(roots)
-    return clock.time(lambda: specimen.input_half(roots, gradients))
+    return clock.time(lambda: specimen.input_half(roots, gradients), into)
 
 
 def pass_times(specimen: Specimen, visits: Sequence[Samples]) -> PassTimes:
@@ -234,13 +231,14 @@ def sample_cost(workload: Workload) -> SampleCost | None:
     clock, begun, nbytes = CpuClock(), time.monotonic(), 0
     for group in groups:
         spent_s = sum(samples.cold)
-        took_s, batch = clock.time(partial(_drawn, batches))
-        around.setdefault(len(group), []).append(took_s - (sum(samples.cold) - spent_s))
+        whole_s = list[float]()
+        batch = clock.time(partial(_drawn, batches), whole_s)
+        around.setdefault(len(group), []).append(whole_s[0] - (sum(samples.cold) - spent_s))
         nbytes = sum(x.nbytes for x in pytree.tree_leaves(batch) if isinstance(x, Tensor)) // len(group)
         for index in group if samples.every is None else ():
-            warm.append(clock.time(partial(data.__getitem__, index))[0])
+            clock.time(partial(data.__getitem__, index), warm)
             if has_raw(data):
-                finish.append(clock.time(partial(data.finish, data.raw(index)))[0])
+                clock.time(partial(data.finish, data.raw(index)), finish)
         if time.monotonic() - begun > SAMPLES_S:
             break
     each_s, batch_s = _joining(around)
@@ -291,9 +289,7 @@ class _TimedSamples(Dataset[object]):
         self.cold: list[float] = []
 
     def __getitem__(self, index: int) -> object:
-        took_s, sample = CpuClock().time(partial(self._read, index))
-        self.cold.append(took_s)
-        return sample
+        return CpuClock().time(partial(self._read, index), self.cold)
 
     def _read(self, index: int) -> object:
         reseed(index)

@@ -110,10 +110,11 @@ class Kernel:
         """
         self._order, self._shape, self._tables, self._streams = order, shape, tables, streams
         self._first, self._least, self._scale = first, least, scale
+        self._plain = order == tuple(range(len(order)))
         self._back = tuple(order.index(dim) for dim in range(len(order)))
 
     def __call__(self, x: Tensor) -> Tensor:
-        given = x.permute(self._order).contiguous()
+        given = (x if self._plain else x.permute(self._order)).contiguous()
         out = torch.empty_like(given)
         deep, many, high, width = self._shape
         samples, before, rows, between, last = self._tables
@@ -135,7 +136,7 @@ class Kernel:
                 HAS_BEFORE=before is not None, HAS_ROWS=rows is not None, HAS_BETWEEN=between is not None,
                 PLAIN=last is None, BY_ROW=by_row, SIZE=BLOCK,
             )  # fmt: skip
-        return out.permute(self._back)
+        return out if self._plain else out.permute(self._back)
 
 
 @cache

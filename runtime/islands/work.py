@@ -37,6 +37,7 @@ from runtime.islands.folder import (
 from runtime.islands.outer import added_up
 from runtime.islands.shards import Shards, discard, who
 from runtime.leases import Lease
+from runtime.local import NO_GPUS
 from runtime.train import Model
 
 Say = Callable[[str], None]
@@ -163,12 +164,18 @@ def start_islands(folder: IslandsFolder, count: int) -> list[subprocess.Popen[by
     Returns: the processes.
     """
     command = [sys.executable, "-P", "-m", "runtime.islands.work", str(folder.root)]
+    hidden = os.environ | NO_GPUS if runfolder.read(folder.paths).device == "cpu" else None
     started = []
     for number in range(count):
         name = f"{socket.gethostname()}-{os.getpid()}-{number}.log"
         with (folder.logs / name).open("ab") as file:
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+                env=hidden,
             )
         started.append(process)
     return started

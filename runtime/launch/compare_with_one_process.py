@@ -10,7 +10,7 @@ from pathlib import Path
 from planner.errors import BadInput
 from planner.plan import Plan
 from planner.terminal import Report
-from runtime.launch.handle import launch_inline, launch_local
+from runtime.launch.handle import device_for, launch_inline, launch_local
 from runtime.runfolder import Result
 
 STEPS = 2
@@ -42,14 +42,17 @@ def checked(plan: Plan) -> Checked:
     Raises: BadInput for a larger plan.
     """
     _refuse_large(plan)
+    device = device_for(plan, "local")
     with (
         tempfile.TemporaryDirectory(prefix="shardwright-check-") as folder,
         Report(f"check {plan.model.workload}") as report,
     ):
         with report.step(0.0, "two steps in one process"):
-            alone = launch_inline(plan, Path(folder) / "alone", steps=STEPS)
+            alone = launch_inline(plan, Path(folder) / "alone", steps=STEPS, device=device)
         with report.step(0.5, f"two steps by the plan, in {len(plan.places)} processes"):
-            together = launch_local(plan, Path(folder) / "together", steps=STEPS).wait().check()
+            together = (
+                launch_local(plan, Path(folder) / "together", steps=STEPS, device=device).wait().check()
+            )
     return Checked(together=_losses(together), alone=_losses(alone), tolerance=TOLERANCE[plan.precision])
 
 

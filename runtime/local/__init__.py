@@ -5,7 +5,7 @@ forks processes and watches them, and is used by the probe too.
 Start reading in `run.py`; `main.py` is the supervisor process, `supervise.py` its watch over the ranks.
 """
 
-from runtime.local.run import LocalBackend, afresh, start
+from runtime.local.run import NO_GPUS, LocalBackend, afresh, start
 from runtime.local.supervise import (
     STACKS_S,
     RankWatch,
@@ -15,6 +15,7 @@ from runtime.local.supervise import (
 )
 
 __all__ = [
+    "NO_GPUS",
     "STACKS_S",
     "LocalBackend",
     "RankWatch",

@@ -24,6 +24,8 @@ from runtime.runfolder import Outcome, Paths, tell
 FIRST_LOOK_S, LAST_LOOK_S = 2.0, 60.0  # between two looks at a run, at first and after a long wait
 INTERRUPT_S = 5.0  # until an interrupted supervisor has written its outcome
 POLL_S = 0.2
+# Of processes that compute on the host: torch asks for GPUs wherever it sees any, and then they cannot fork.
+NO_GPUS = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,7 @@ def start(
         paths, _ = prepare_folder(plan, Path(folder), job, refuse)
     else:
         paths, _ = prepare(Model.of(plan, workload), Path(folder), job, refuse)
-    return _supervised(paths, detach)
+    return _supervised(paths, detach, job.device)
 
 
 def afresh(paths: Paths, rank: int) -> NoReturn:
@@ -158,12 +160,17 @@ def _command(paths: Paths, parent: int, *more: str) -> list[str]:
     return [sys.executable, "-P", "-m", "runtime.local.main", str(paths.root), str(parent), *more]
 
 
-def _supervised(paths: Paths, detach: bool) -> LocalBackend:
+def _supervised(paths: Paths, detach: bool, device: str) -> LocalBackend:
     command = _command(paths, 0 if detach else os.getpid())
     try:
         with (paths.root / "logs" / "supervisor.log").open("ab") as log:
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env=os.environ | NO_GPUS if device == "cpu" else None,
             )
     except BaseException:
         runfolder.release(paths)

@@ -164,6 +164,8 @@ class Transport:
             header = torch.empty((len(self._names(message)), HEADER), dtype=torch.int64)
             self._posted[message] = _Receive([self._irecv(header, channel.peer, channel.tag + 1)], [header])
             self._untold.setdefault(channel, []).append(message)
+            if self._device.type == "cuda":  # NCCL takes messages in the order in which both sides issue them
+                self._read_headers(message)
         else:
             self._posted[message] = self._receive(message, channel)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.cluster import HOST_PROCESS_BYTES, host_margin
+from planner.cluster import HOST_PROCESS_BYTES, device_margin, host_margin
 from planner.cluster import cluster as clusters
 from runtime.probe import Found, probe
 from runtime.probe.measurements import (
@@ -58,11 +58,15 @@ def test_what_was_measured_is_a_cluster_that_can_be_read_back() -> None:
     assert again.links.rack.bandwidth_bytes_per_s == 1e9
 
 
-def test_hosts_leave_memory_to_their_processes_and_gpus_do_not() -> None:
+def test_hosts_leave_memory_to_their_processes_and_gpus_to_their_drivers() -> None:
     group = probe.cluster_of(found(), "lab", 1, ["cpu"]).nodes[0]
     assert group.margin_bytes == host_margin(group.capacity_bytes) > HOST_PROCESS_BYTES
-    large = replace(found(), devices=tuple(replace(each, kind="H100-80GB") for each in found().devices))
-    assert probe.cluster_of(large, "lab", 1, ["H100-80GB"]).nodes[0].margin_bytes == 0
+    taken = [
+        replace(each, kind="H100-80GB", memory_bytes=80 * 10**9, taken_bytes=10**9)
+        for each in found().devices
+    ]
+    group = probe.cluster_of(replace(found(), devices=tuple(taken)), "lab", 1, ["H100-80GB"]).nodes[0]
+    assert group.margin_bytes == device_margin(80 * 10**9, 10**9) > 2 * 10**9
 
 
 @pytest.mark.parametrize(
