@@ -71,7 +71,9 @@ class Way:
         Args: `forward` is run under autocast where the precision is not fp32.
         """
 
-        context = in_precision(self.precision, self.device)  # to make it anew takes longer than a layer on a GPU
+        context = in_precision(
+            self.precision, self.device
+        )  # to make it anew takes longer than a layer on a GPU
 
         def run(values: Values) -> Values:
             with context:

@@ -7,9 +7,6 @@ Start at `interpreter.py`; `tracer.py` records times and bytes.
 
 from runtime.execute.interpreter import (
     AUTOCAST,
-    SILENT,
-    WAITS,
-    ActionCall,
     Interpreter,
     NotFinite,
     Pulse,
@@ -18,6 +15,9 @@ from runtime.execute.interpreter import (
     program_of,
 )
 from runtime.execute.tracer import (
+    SILENT,
+    WAITS,
+    ActionCall,
     Resident,
     Tracer,
     clock_ns,

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -27,11 +27,12 @@ from planner.plan import Hop, Plan, schedule_of
 from planner.program import Instruction, Layout, Program, lower
 from planner.schedule import Action, Kind, Message
 from planner.timeline import encode
-from runtime.execute.tracer import DeviceMarks, Tracer, clock_ns
+from runtime.execute.tracer import SILENT, WAITS, ActionCall, Tracer
 from runtime.messages import Direction, Names, Routes, releases_after, releases_before
 from runtime.world import World
 
 Node = tuple[int, int]  # pipe, stage
+Tensors = Mapping[str, Tensor]
 
 
 class Carrier(Protocol):
@@ -58,14 +59,26 @@ class Pulse(Protocol):
     def beat(self, waiting: bool) -> None: ...
 
 
-class ActionCall(NamedTuple):
-    """One call of the list, with its code in the trace."""
+class Stage(Protocol):
+    """One stage of one pipe on one rank. Tensors go by the names of their Values."""
 
-    run: Callable[[], None]
-    code: int  # of the action in the trace; -1 for what only waits, -2 for what does neither
+    def forward(self, micro: int, inputs: Tensors) -> dict[str, Tensor]:
+        """Runs the forward of a micro-batch, and keeps what its backward needs under `micro`.
 
+        Returns: outputs without a graph.
+        """
 
-WAITS, SILENT = -1, -2
+    def backward(self, micro: int, grads: Tensors) -> dict[str, Tensor]:
+        """Runs the whole backward of a micro-batch, and returns the gradients of its inputs.
+
+        Args: `grads` are those of outputs, and of inputs that later stages read too.
+        """
+
+    def input_half(self, micro: int, grads: Tensors) -> dict[str, Tensor]: ...
+
+    def weight_half(self, micro: int) -> None: ...
+
+    def recompute(self, micro: int) -> None: ...
 
 
 class Interpreter:
@@ -114,7 +127,7 @@ class Interpreter:
         Args: `step` is the number in the trace.
         """
         try:
-            self._on_gpu(step, marks) if (marks := self._tracer.marks) else self._on_host(step)
+            self._tracer.record(step, self.calls, self._pulse.beat)
         except IndexError as error:  # of a kernel: a class or a word of a sample that the model does not have
             raise BadInput(
                 f"a sample has an index that the model does not have: {error}",
@@ -123,71 +136,6 @@ class Interpreter:
             ) from error
         mail = self._hands.mail
         assert not mail, f"messages nobody took: {sorted(map(str, mail))}"
-
-    def _on_host(self, step: int) -> None:
-        add, beat = self._tracer.add, self._pulse.beat
-        waited = 0
-        for call, code in self.calls:
-            if code == SILENT:
-                call()
-                continue
-            beat(code == WAITS)
-            start = clock_ns()
-            call()
-            end = clock_ns()
-            if code == WAITS:
-                waited += end - start
-            else:
-                add(step, code, start, end, waited)
-                waited = 0
-
-    def _on_gpu(self, step: int, marks: DeviceMarks) -> None:
-        """Asks the GPU for everything, and waits for it at the end."""
-        beat, waits = self._pulse.beat, False
-        rows = list[tuple[int, int, int, bool]]()
-        for call, code in self.calls:
-            if code == SILENT:
-                call()
-                continue
-            beat(code == WAITS)
-            if code == WAITS:
-                call()
-                waits = True
-                continue
-            start = marks.mark()
-            call()
-            rows.append((code, start, marks.mark(), waits))
-            waits = False
-        times, before = marks.times(), 0
-        for code, start, end, waits in rows:
-            waited = max(0, times[start] - before) if waits and before else 0
-            self._tracer.add(step, code, times[start], times[end], waited)
-            before = times[end]
-
-
-class Stage(Protocol):
-    """One stage of one pipe on one rank. Tensors go by the names of their Values."""
-
-    def forward(self, micro: int, inputs: Tensors) -> dict[str, Tensor]:
-        """Runs the forward of a micro-batch, and keeps what its backward needs under `micro`.
-
-        Returns: outputs without a graph.
-        """
-
-    def backward(self, micro: int, grads: Tensors) -> dict[str, Tensor]:
-        """Runs the whole backward of a micro-batch, and returns the gradients of its inputs.
-
-        Args: `grads` are those of outputs, and of inputs that later stages read too.
-        """
-
-    def input_half(self, micro: int, grads: Tensors) -> dict[str, Tensor]: ...
-
-    def weight_half(self, micro: int) -> None: ...
-
-    def recompute(self, micro: int) -> None: ...
-
-
-Tensors = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from time import monotonic_ns
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -28,6 +28,16 @@ T = TypeVar("T")
 clock_ns = monotonic_ns
 MARKS = 5  # of the clock
 MOST_ROWS = 200_000  # about 50 MB; a long run keeps its latest steps
+
+
+class ActionCall(NamedTuple):
+    """One call of a rank's list, with its code in the trace."""
+
+    run: Callable[[], None]
+    code: int  # of the action in the trace; -1 for what only waits, -2 for what does neither
+
+
+WAITS, SILENT = -1, -2
 
 
 class DeviceMarks:
@@ -81,6 +91,53 @@ class Tracer:
             the action before.
         """
         self.rows.append((step, self.rank, code, start_ns, end_ns, wait_ns))
+
+    def record(self, step: int, calls: Sequence[ActionCall], beat: Callable[[bool], None]) -> None:
+        """Runs a step and records its actions, with the time waited before each.
+
+        Args: `calls` are run in order; `beat` is told before each call whether it waits.
+        """
+        if self.marks is not None:
+            self._record_on_gpu(step, calls, beat, self.marks)
+            return
+        waited = 0
+        for call, code in calls:
+            if code == SILENT:
+                call()
+                continue
+            beat(code == WAITS)
+            start = clock_ns()
+            call()
+            end = clock_ns()
+            if code == WAITS:
+                waited += end - start
+            else:
+                self.add(step, code, start, end, waited)
+                waited = 0
+
+    def _record_on_gpu(
+        self, step: int, calls: Sequence[ActionCall], beat: Callable[[bool], None], marks: DeviceMarks
+    ) -> None:
+        """Asks the GPU for everything, and waits for it at the end."""
+        rows, waits = list[tuple[int, int, int, bool]](), False
+        for call, code in calls:
+            if code == SILENT:
+                call()
+                continue
+            beat(code == WAITS)
+            if code == WAITS:
+                call()
+                waits = True
+                continue
+            start = marks.mark()
+            call()
+            rows.append((code, start, marks.mark(), waits))
+            waits = False
+        times, before = marks.times(), 0
+        for code, start, end, waits in rows:
+            waited = max(0, times[start] - before) if waits and before else 0
+            self.add(step, code, times[start], times[end], waited)
+            before = times[end]
 
     def trim(self) -> None:
         """Lets go of the oldest steps where there are too many rows; called between steps."""
