@@ -84,14 +84,16 @@ class Interpreter:
         pulse: Pulse,
         tracer: Tracer,
         forwards: bool = False,
+        converting_ns: Callable[[], int] | None = None,
     ) -> None:
         """Builds the list of calls. With `forwards` the program has forwards alone.
 
         Workers then never run far ahead of their readers, and nothing is on its way when a step ends.
         Args: `worker` is this rank's position in the pipeline; `stages` are those that live on it; `feed`
-            takes the number of a stage and a micro-batch.
+            takes the number of a stage and a micro-batch; `converting_ns` tells how long conversions have taken so far.
         """
         self._worker, self._pulse, self._tracer = worker, pulse, tracer
+        self._converting_ns = converting_ns
         self._hands = hands = _Hands(stages, routes, carrier, updates, feed)
         releases = releases_after(program, worker)
         awaited = releases_before(program, worker) if forwards else {}
@@ -113,7 +115,7 @@ class Interpreter:
 
         Args: `step` is the number in the trace.
         """
-        add, beat = self._tracer.add, self._pulse.beat
+        add, beat, converting_ns = self._tracer.add, self._pulse.beat, self._converting_ns
         waited = 0
         try:
             for call, code in self.calls:
@@ -129,6 +131,8 @@ class Interpreter:
                 else:
                     add(step, code, start, end, waited)
                     waited = 0
+                    if converting_ns is not None:
+                        self._tracer.converting(step, code, converting_ns())
         except IndexError as error:  # of a kernel: a class or a word of a sample that the model does not have
             raise BadInput(
                 f"a sample has an index that the model does not have: {error}",
