@@ -57,7 +57,16 @@ class HalvedLayer(Protocol):
 
 
 class BackwardSplit(Protocol):
-    """A tool that halves backwards as the runtime does. It is made without arguments, in the measuring process too."""
+    """A tool that halves backwards and draws random numbers as the runtime does.
+
+    It is made without arguments, in the measuring process too.
+    """
+
+    def draw(self, module: StageModule, device: str) -> None:
+        """Makes the random operations of a layer draw as those of a stage do, in place.
+
+        Args: `module` is the layer's own module, before anything else is edited; `device` is where it runs.
+        """
 
     def of(self, module: StageModule) -> HalvedLayer:
         """Returns the layer with a backward in halves.

@@ -206,6 +206,8 @@ def _module(
     owing: bool = False,
 ) -> StageModule:
     module = materialise(layer_module(captured, situation.layer.name), tensors, way.device)
+    if way.split is not None and not way.compiled:
+        way.split.draw(module, way.device)
     if situation.grid:
         assert way.spatial is not None
         way.spatial.shard(module, situation.grid, situation.delivered, owing=owing)

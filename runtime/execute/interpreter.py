@@ -97,14 +97,16 @@ class Interpreter:
         pulse: Pulse,
         tracer: Tracer,
         forwards: bool = False,
+        converting_ns: Callable[[], int] | None = None,
     ) -> None:
         """Builds the list of calls. With `forwards` the program has forwards alone.
 
         Workers then never run far ahead of their readers, and nothing is on its way when a step ends.
         Args: `worker` is this rank's position in the pipeline; `stages` are those that live on it; `feed`
-            takes the number of a stage and a micro-batch.
+            takes the number of a stage and a micro-batch; `converting_ns` tells how long conversions have taken so far.
         """
         self._worker, self._pulse, self._tracer = worker, pulse, tracer
+        self._converting_ns = converting_ns
         self._hands = hands = _Hands(stages, routes, carrier, updates, feed)
         releases = releases_after(program, worker)
         awaited = releases_before(program, worker) if forwards else {}
@@ -127,7 +129,7 @@ class Interpreter:
         Args: `step` is the number in the trace.
         """
         try:
-            self._tracer.record(step, self.calls, self._pulse.beat)
+            self._tracer.record(step, self.calls, self._pulse.beat, self._converting_ns)
         except IndexError as error:  # of a kernel: a class or a word of a sample that the model does not have
             raise BadInput(
                 f"a sample has an index that the model does not have: {error}",
