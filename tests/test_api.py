@@ -37,7 +37,7 @@ def test_what_takes_a_plan_takes_its_file() -> None:
 
 
 def test_a_plan_is_made_from_files_and_names(tmp_path: Path) -> None:
-    costs = sw.profile("mlp", device="roofline:H100-80GB", micros=(1,), layers=2)
+    costs = sw.profile("mlp", device="roofline:H100-80GB", micro=(1,), layers=2)
     sw.save(costs, tmp_path / "p.yaml")
     asked = {"batch": 4, "nodes": 2, "effort": "quick", "schedules": ["1f1b"]}
     found = sw.plan(tmp_path / "p.yaml", "h100x8", **asked)  # type: ignore[arg-type]
@@ -46,8 +46,8 @@ def test_a_plan_is_made_from_files_and_names(tmp_path: Path) -> None:
 
 
 def test_a_plan_of_many_nodes_is_verified_with_as_many() -> None:
-    costs = sw.profile("mlp", device="roofline:H100-80GB", micros=(1,), layers=2)
-    found = sw.plan(costs, "h100x8", nodes=2, batch=16, fix={"data": 16}, schedules=["1f1b"], effort="quick")
+    costs = sw.profile("mlp", device="roofline:H100-80GB", micro=(1,), layers=2)
+    found = sw.plan(costs, "h100x8", nodes=2, batch=16, fix={"data": 16}, schedule=["1f1b"], effort="quick")
     assert sw.verify(found, costs=costs, cluster="h100x8", nodes=2) == []
     assert sw.verify(found, cluster="h100x8")
     with pytest.raises(sw.BadInput, match="nodes without a cluster"):

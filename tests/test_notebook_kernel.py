@@ -13,12 +13,12 @@ CELLS = {  # what a cell returns, and what it must be displayed as
     "import warnings; warnings.simplefilter('ignore')\nimport shardwright as sw": (),
     "graph = sw.capture('mlp', layers=3).graph\ngraph": ("text/html", "data:image/svg+xml"),
     "graph.plot()": ("image/png", ""),
-    "costs = sw.profile('mlp', device='roofline:cpu', micros=(1, 2), layers=3)\ncosts": (
+    "costs = sw.profile('mlp', device='roofline:cpu', micro=(1, 2), layers=3)\ncosts": (
         "text/html",
         "data:image/svg+xml",
     ),
     "cluster = sw.Cluster.load('plans/clusters/laptop.yaml')\ncluster": ("text/html", "devices"),
-    "plan = sw.plan(costs, cluster, batch=8, schedules=['zb-h1'], fix={'pipeline': 2})\nplan": (
+    "plan = sw.plan(costs, cluster, batch=8, schedule=['zb-h1'], fix={'pipeline': 2})\nplan": (
         "text/html",
         "gap 0.00 %",
     ),

@@ -97,7 +97,7 @@ def test_a_plan_is_made_in_the_precision_asked_for(
     path = tmp_path / "p.yaml"
     assert sw.run([*files, "--batch", "4", "--precision", "bf16", "-o", str(path)]) == 0
     assert plan_yaml.load(path).precision == "bf16"
-    assert sw.plan(COSTS, MACHINES, batch=4, precision="bf16", schedules=["1f1b"]).precision == "bf16"
+    assert sw.plan(COSTS, MACHINES, batch=4, precision="bf16", schedule=["1f1b"]).precision == "bf16"
     refused = [*files, "--batch", "4", "--execution", "compiled", "-o", str(tmp_path / "q.yaml")]
     assert sw.run(refused) == 2
     assert "execution 'compiled' was not profiled (allowed: eager)" in capsys.readouterr().err

@@ -91,7 +91,7 @@ def test_every_share_gets_the_plan_that_it_makes_possible() -> None:
 def test_in_python_a_plan_is_made_for_a_share_as_the_command_makes_it() -> None:
     asked = small(0.1)
     given = replace(asked.profile, kept=WHOLE), asked.cluster
-    found = sw.plan(*given, batch=4, schedules=["1f1b"], kept=0.1)
+    found = sw.plan(*given, batch=4, schedule=["1f1b"], kept=0.1)
     assert dump(found) == dump(solve(asked))
     with pytest.raises(BadInput, match=r"several shares: 0\.1,0\.2"):
         sw.plan(*given, batch=4, kept="0.1,0.2")
