@@ -70,7 +70,7 @@ def test_several_counts_of_devices_are_compared(
     assert sw.run([*files, "--batch", "4", "--devices", "1,2,4", "-o", str(folder)]) == 0
     table = capsys.readouterr().out
     assert "Knee:" in table
-    assert "Overhead:" in table
+    assert "More devices:" in table
     assert sorted(path.name for path in folder.iterdir()) == [f"devices-{n}.yaml" for n in (1, 2, 4)]
     assert len(plan_yaml.load(folder / "devices-2.yaml").places) <= 2
 

@@ -209,7 +209,5 @@ def test_where_nothing_is_out_of_order_nothing_is_said_of_it(tight: Explanation)
 
 def test_the_overhead_is_told_as_a_share_of_all_computing_on_one_device(tight: Explanation) -> None:
     told = text(replace(tight, overhead=Lemma(ratio=0.25, devices=64)))
-    assert (
-        "what is not computing takes 25.0 % of the time that all computing would take on one device" in told
-    )
-    assert "more devices cannot be more than 5 times as fast as one" in told
+    assert "if what is not computing stays as it is (25.0 % of all computing on one device)" in told
+    assert "no number of them is more than 5 times as fast as one" in told
