@@ -346,8 +346,8 @@ def plan(
       plan so far.
     Raises: Infeasible where no plan fits; BadInput for a wrong argument.
     """
-    from planner import cli as commands
     from planner.calibrate import with_corrections
+    from planner.cli import present
     from planner.notebook import SolvedPlan, searched
     from planner.show import other_device
     from planner.terminal import Output
@@ -361,11 +361,11 @@ def plan(
     if known.device not in {group.device for group in machines.nodes}:
         Output(as_json=False).note(other_device(known.device, machines))
     asked = _question(known, machines, batch, schedule, fix, precision, execution, effort)
-    present = None if baseline is None else commands.present(asked, Path(baseline))
+    now = None if baseline is None else present(asked, Path(baseline))
     found = searched(asked)
-    if present is None:
+    if now is None:
         return SolvedPlan.of(found, asked)
-    data, lines = present.compared(found)
+    data, lines = now.compared(found)
     return SolvedPlan.of(found, asked, "\n".join(lines), data)
 
 

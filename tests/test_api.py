@@ -51,7 +51,7 @@ def test_an_option_of_a_command_has_the_same_name_in_python() -> None:
     }  # answers of other functions
     given = {each.name for each in dataclasses.fields(PlanOptions)} - files - more
     assert given == set(inspect.signature(sw.plan).parameters) - {"costs"}
-    given = {each.name for each in dataclasses.fields(ProfileOptions)} - files - {"slurm", "sbatch"}
+    given = {each.name for each in dataclasses.fields(ProfileOptions)} - files - {"on_slurm", "sbatch"}
     assert given == set(inspect.signature(sw.profile).parameters) - {"workload", "batch", "loss", "arguments"}
 
 
