@@ -38,12 +38,10 @@ def spare(state: SearchState) -> None:
 
     Args: `state` has the first answers; the fastest even cuts come first.
     """
-    meter, most = (
-        state.instance.meter,
-        limits.SPARED_WORK * state.effort.work_ns + state.instance.meter.spent_ns,
-    )
     if state.instance.pins.stages is not None:
         return
+    meter = state.instance.meter
+    most = meter.spent_ns + limits.SPARED_WORK * state.effort.work_ns
     tight = [tried for tried in state.tried.values() if tried.answer is None]
     ranked = sorted((pick.even_ns(state, tried), tried.shape) for tried in tight)
     for even, shape in ranked[: limits.SPARED]:
@@ -59,7 +57,8 @@ def first_of(state: SearchState, shape: Configuration) -> None:
     Args: `state` has no plan yet, or nothing is done.
     """
     tried = state.tried.get(shape)
-    if state.limit == UNFIT_NS and tried in state.open and tried is not None:
+    left = tried is not None and tried.closing is not None and tried.closing.open
+    if state.limit == UNFIT_NS and tried is not None and left:
         state.answer(tried, work_ns=limits.PICK_NS)
 
 
