@@ -158,6 +158,9 @@ def serve(address: str, preload: Sequence[str]) -> None:
 
 
 def _work(pipe: Connection) -> None:
+    import torch
+
+    torch.set_num_threads(1)  # before there is a second thread: torch makes its pool anew in a forked process
     pipe.send(os.getpid())
     while True:
         try:

@@ -268,6 +268,7 @@ def _measured(
     pinned: Pins,
 ) -> Profile:
     """Returns the profile of what is asked for: what is pinned is what is measured."""
+    from planner.measure import measured_on
     from planner.milp import grids_of, refuse_impossible
 
     if given.workload is None:
@@ -278,7 +279,7 @@ def _measured(
     return measure(
         given.workload,
         settings,
-        device="cpu" if device == "cpu" else f"roofline:{device}",
+        device=measured_on(device),
         micros=given.with_present(powers if pinned.micro is None else (pinned.micro,)),
         precision=given.precision or (now.precision if (now := given.present) is not None else None),
         execution=given.execution or "eager",

@@ -6,12 +6,13 @@ entry point), then `rows.py` (one row a layer) and `timing.py` (its times). `pro
 their messages.
 """
 
-from planner.measure.measure import profile, usual_precision
+from planner.measure.measure import measured_on, profile, usual_precision
 from planner.measure.passes import BackwardSplit, SpatialSplit
 
 __all__ = [
     "BackwardSplit",
     "SpatialSplit",
+    "measured_on",
     "profile",
     "usual_precision",
 ]

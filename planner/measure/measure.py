@@ -45,6 +45,22 @@ def usual_precision(device: str) -> str:
     return "bf16" if torch.cuda.is_available() and torch.cuda.is_bf16_supported(False) else "fp32"
 
 
+def measured_on(device: str) -> str:
+    """Returns how to have the costs of a device where only its name is given: measured where it is here.
+
+    Args: `device` is one of the catalogue's, or what its driver calls it.
+    Returns: cpu, cuda or roofline:NAME.
+    """
+    if device == "cpu":
+        return "cpu"
+    import torch
+
+    from planner.cluster import name_of
+
+    here = torch.cuda.is_available() and device == name_of(torch.cuda.get_device_name())
+    return "cuda" if here else f"{ROOFLINE}{device}"
+
+
 def profile(
     workload: Workload,
     device: str = "cpu",

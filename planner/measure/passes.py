@@ -258,21 +258,28 @@ class CudaClock:
     """
 
     def __init__(self) -> None:
-        self._open: list[tuple[torch.cuda.Event, torch.cuda.Event, list[float]]] = []
+        # Made when they are first recorded, which takes longer than a kernel: they are used again and again.
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._open: list[list[float]] = []
 
     def time(self, action: Callable[[], T], into: list[float]) -> T:
-        if not self._open:
+        number = len(self._open)
+        if not number:
             torch.cuda.synchronize()
-        start, end = _event(), _event()
+        if number == len(self._events):
+            self._events.append((_event(), _event()))
+            for event in self._events[number]:
+                event.record()
+        start, end = self._events[number]
         start.record()
         result = action()
         end.record()
-        self._open.append((start, end, into))
+        self._open.append(into)
         return result
 
     def settle(self) -> None:
         torch.cuda.synchronize()
-        for start, end, into in self._open:
+        for (start, end), into in zip(self._events, self._open, strict=False):
             into.append(start.elapsed_time(end) * 1e-3)
         self._open.clear()
 

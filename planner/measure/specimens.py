@@ -71,8 +71,10 @@ class Way:
         Args: `forward` is run under autocast where the precision is not fp32.
         """
 
+        context = in_precision(self.precision, self.device)  # to make it anew takes longer than a layer on a GPU
+
         def run(values: Values) -> Values:
-            with in_precision(self.precision, self.device):
+            with context:
                 return forward(values)
 
         return run

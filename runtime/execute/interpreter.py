@@ -27,7 +27,7 @@ from planner.plan import Hop, Plan, schedule_of
 from planner.program import Instruction, Layout, Program, lower
 from planner.schedule import Action, Kind, Message
 from planner.timeline import encode
-from runtime.execute.tracer import Tracer, clock_ns
+from runtime.execute.tracer import DeviceMarks, Tracer, clock_ns
 from runtime.messages import Direction, Names, Routes, releases_after, releases_before
 from runtime.world import World
 
@@ -113,22 +113,8 @@ class Interpreter:
 
         Args: `step` is the number in the trace.
         """
-        add, beat = self._tracer.add, self._pulse.beat
-        waited = 0
         try:
-            for call, code in self.calls:
-                if code == SILENT:
-                    call()
-                    continue
-                beat(code == WAITS)
-                start = clock_ns()
-                call()
-                end = clock_ns()
-                if code == WAITS:
-                    waited += end - start
-                else:
-                    add(step, code, start, end, waited)
-                    waited = 0
+            self._on_gpu(step, marks) if (marks := self._tracer.marks) else self._on_host(step)
         except IndexError as error:  # of a kernel: a class or a word of a sample that the model does not have
             raise BadInput(
                 f"a sample has an index that the model does not have: {error}",
@@ -137,6 +123,46 @@ class Interpreter:
             ) from error
         mail = self._hands.mail
         assert not mail, f"messages nobody took: {sorted(map(str, mail))}"
+
+    def _on_host(self, step: int) -> None:
+        add, beat = self._tracer.add, self._pulse.beat
+        waited = 0
+        for call, code in self.calls:
+            if code == SILENT:
+                call()
+                continue
+            beat(code == WAITS)
+            start = clock_ns()
+            call()
+            end = clock_ns()
+            if code == WAITS:
+                waited += end - start
+            else:
+                add(step, code, start, end, waited)
+                waited = 0
+
+    def _on_gpu(self, step: int, marks: DeviceMarks) -> None:
+        """Asks the GPU for everything, and waits for it at the end."""
+        beat, waits = self._pulse.beat, False
+        rows = list[tuple[int, int, int, bool]]()
+        for call, code in self.calls:
+            if code == SILENT:
+                call()
+                continue
+            beat(code == WAITS)
+            if code == WAITS:
+                call()
+                waits = True
+                continue
+            start = marks.mark()
+            call()
+            rows.append((code, start, marks.mark(), waits))
+            waits = False
+        times, before = marks.times(), 0
+        for code, start, end, waits in rows:
+            waited = max(0, times[start] - before) if waits and before else 0
+            self._tracer.add(step, code, times[start], times[end], waited)
+            before = times[end]
 
 
 class Stage(Protocol):

@@ -30,18 +30,46 @@ MARKS = 5  # of the clock
 MOST_ROWS = 200_000  # about 50 MB; a long run keeps its latest steps
 
 
+class DeviceMarks:
+    """Marks in the stream of a GPU, whose times are those of this host's clock once the GPU has come to the last."""
+
+    def __init__(self) -> None:
+        self._events: list[torch.cuda.Event] = []  # used again in every step
+        self._count = 0
+
+    def mark(self) -> int:
+        """Returns the number of a new mark."""
+        if self._count == len(self._events):
+            self._events.append(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
+        self._events[self._count].record()
+        self._count += 1
+        return self._count - 1
+
+    def times(self) -> list[int]:
+        """Waits for the GPU and returns the nanoseconds of all marks, which are forgotten."""
+        last = self._events[self.mark()]
+        last.synchronize()
+        now, marks = clock_ns(), self._events[: self._count]
+        self._count = 0
+        return [now - round(each.elapsed_time(last) * 1e6) for each in marks]
+
+
 class Tracer:
     """The record of one rank: `rows` takes (step, rank, code, start, end, wait).
 
     Appending a row costs less than a microsecond.
     """
 
-    def __init__(self, rank: int, clock: HostClock | None = None, start: int = 0) -> None:
+    def __init__(
+        self, rank: int, clock: HostClock | None = None, start: int = 0, device: torch.device | None = None
+    ) -> None:
         """Begins the record of a rank.
 
-        Args: `clock` says how this host's clock differs from the first rank's, and `start` counts the starts of the run.
+        Args: `clock` says how this host's clock differs from the first rank's, `start` counts the starts of the run, and
+            on a GPU as `device` actions are timed where they run.
         """
         self.rank = rank
+        self.marks = DeviceMarks() if device is not None and device.type == "cuda" else None
         self.clock, self.start = clock or HostClock(), start
         self.rows: list[tuple[int, int, int, int, int, int]] = []
         self.memory: list[tuple[int, int, int, int]] = []  # step, rank, time, bytes
@@ -117,11 +145,26 @@ def with_peak(
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         done = run()
-        return done, torch.cuda.max_memory_allocated(device)
+        peak = torch.cuda.max_memory_allocated(device)
+        return done, peak - _workspace_bytes(device)
     with LiveBytes(kept) as live:
         live.adopt(present)
         done = run()
     return done, static_bytes(kept) + live.peak
+
+
+def _workspace_bytes(device: torch.device) -> int:
+    """Returns the bytes that cuBLAS keeps of the allocator's, which belong to no tensor; they are let go of.
+
+    What libraries take is part of the margin of a device, as the context is.
+    """
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+    if clear is None:
+        return 0
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    clear()
+    return before - torch.cuda.memory_allocated(device)
 
 
 def profiled(run: Callable[[], T], path: Path | None) -> T:

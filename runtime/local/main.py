@@ -142,7 +142,8 @@ def be_alone(folder: str, parent: str, rank: str) -> NoReturn:
 
     def run() -> int:
         job, plan = runfolder.read(paths), plans.load(paths.plan)
-        take_gpu(os.environ, int(rank), len(plan.places), torch.cuda.device_count())
+        if job.device == "cuda":
+            take_gpu(os.environ, int(rank), len(plan.places), torch.cuda.device_count())
         torch.set_num_threads(job.threads)
         _of_job(job)(paths, job, Model.of(plan), int(rank))
         return 0

@@ -147,6 +147,7 @@ class Transport:
     ) -> None:
         self._routes, self._place, self._peers = routes, place, peers
         self._device, self._group = device, group
+        self._in_order = device.type == "cuda"  # NCCL pairs messages in the order in which both sides issue them
         self._layouts: dict[_Hop, list[DenseLayout]] = {}
         self._learning = True
         self._posted: dict[Message, _Receive] = {}
@@ -164,7 +165,7 @@ class Transport:
             header = torch.empty((len(self._names(message)), HEADER), dtype=torch.int64)
             self._posted[message] = _Receive([self._irecv(header, channel.peer, channel.tag + 1)], [header])
             self._untold.setdefault(channel, []).append(message)
-            if self._device.type == "cuda":  # NCCL takes messages in the order in which both sides issue them
+            if self._in_order:
                 self._read_headers(message)
         else:
             self._posted[message] = self._receive(message, channel)

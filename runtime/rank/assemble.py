@@ -67,7 +67,7 @@ def assemble(
     shared = parts.shared_states(modules)
     cut = parts.sharing if isinstance(parts.sharing, TensorParts) else None
     stages = parts.stages(modules, shared)
-    tracer = Tracer(world.rank, world.clock)
+    tracer = Tracer(world.rank, world.clock, device=world.device)
     held = sorted({stage for _, stage in parts.held})
     uncounted = parts.sharing.uncounted(held) if parts.sharing else ()
     sync = GradientSync(flats, groups, uncounted, _traced_sums(tracer, parts.keys), named)

@@ -8,11 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-import torch
-
 from planner.timeline import Event, decode
 from runtime.data import Batches
-from runtime.execute import SILENT, WAITS, ActionCall, Tensors, static_bytes
+from runtime.execute import Tensors, static_bytes
 from runtime.messages import DenseLayout, Edge
 from runtime.rank import Rank, assemble
 from runtime.rehearse.fake_world import MADE_UP, MadeUpStates
@@ -104,42 +102,7 @@ def _batches(model: Model, rank: Rank) -> Iterator[Mapping[int, Tensors]]:
 
 
 def _timed(rank: Rank, step: int, batch: Mapping[int, Tensors]) -> Iterator[tuple[Event, int]]:
-    if rank.world.device.type == "cuda":
-        events = _Events(rank.interpreter.calls)
-        rank.step(step, batch, events.run)
-        yield from events.took()
-        return
     before = len(rank.tracer.rows)
     rank.step(step, batch)
     for _, _, code, start, end, _ in rank.tracer.rows[before:]:
         yield decode(code), end - start
-
-
-class _Events:
-    """A timer on the device's own clock, which is read after the step. Nothing in the step waits for the
-    device.
-    """
-
-    def __init__(self, calls: Sequence[ActionCall]) -> None:
-        self._calls = calls
-        self._rows: list[tuple[int, torch.cuda.Event, torch.cuda.Event]] = []
-
-    def run(self, step: int) -> None:
-        for call, code in self._calls:
-            if code in (SILENT, WAITS):
-                call()
-            else:
-                start = _mark()
-                call()
-                self._rows.append((code, start, _mark()))
-
-    def took(self) -> Iterator[tuple[Event, int]]:
-        torch.cuda.synchronize()
-        for code, start, end in self._rows:
-            yield decode(code), round(start.elapsed_time(end) * 1e6)
-
-
-def _mark() -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record()
-    return event

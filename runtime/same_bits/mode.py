@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any, Final
+from types import TracebackType
+from typing import Any, Final, Self
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from runtime.same_bits.places import SUMS, each_alone, rounds, sums_alone, threa
 from runtime.same_bits.products import in_blocks, of_pairs
 
 ATEN = torch.ops.aten
+_BACKENDS: Final[tuple[Any, ...]] = (torch.backends.cudnn, torch.backends.cuda.matmul)
 MADE: Final = frozenset(
     (*SUMS, ATEN.mm.default, ATEN.addmm.default, ATEN.bmm.default)
 )  # in ways of their own
@@ -28,11 +30,27 @@ class SameBits(TorchDispatchMode):  # type: ignore[no-untyped-call]
     that is ten times slower; and over single voxels it takes a matrix product on one thread and oneDNN on several. So
     the numbers of a box would depend on how many workers share a machine. Of few channels, the product is quicker, and
     is taken on one thread. Functions of single numbers are computed in
-    one way in any type. All else is torch's own, as everything is on other devices. Gradients are not to be asked for.
+    one way in any type. All else is torch's own, as everything is on other devices, where products are not rounded to
+    ten bits (TF32) as torch lets convolutions be. Gradients are not to be asked for.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._before: list[bool] = []
+
+    def __enter__(self) -> Self:
+        self._before = [each.allow_tf32 for each in _BACKENDS]
+        for each in _BACKENDS:
+            each.allow_tf32 = False
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, where)  # type: ignore[no-untyped-call]
+        for each, allowed in zip(_BACKENDS, self._before, strict=True):
+            each.allow_tf32 = allowed
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

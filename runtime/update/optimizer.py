@@ -257,7 +257,7 @@ def state_of(optimizers: Mapping[Bucket, torch.optim.Optimizer], flats: Sequence
     Raises: BadInput where a state has more than tensors, numbers, flags and texts.
     """
     saved = SavedState({}, {})
-    for group, name, state in _members(optimizers, flats):
+    for group, name, _, state in _members(optimizers, flats):
         saved.tensors[name] = {key: x.detach() for key, x in state.items() if isinstance(x, Tensor)}
         plain = {key: x for key, x in state.items() if _is_plain(x)}
         if len(plain) + len(saved.tensors[name]) < len(state):
@@ -274,24 +274,28 @@ def load_state(
 
     Args: `saved` may have more parameters than are here, or fewer.
     """
-    for group, name, state in _members(optimizers, flats):
+    for group, name, parameter, state in _members(optimizers, flats):
         settings = saved.settings.get(name, {})
         options = settings.get("group", {})
         group.update({k: tuple(v) if isinstance(v, list) else v for k, v in options.items()})
-        state.update({key: value.clone() for key, value in saved.tensors.get(name, {}).items()})
+        for key, value in saved.tensors.get(name, {}).items():
+            # torch's optimizers count their steps on the host, unless a kernel or a CUDA graph reads the number.
+            on_host = key == "step" and not (group.get("capturable") or group.get("fused"))
+            state[key] = value.to(value.device if on_host else parameter.device, copy=True)
         state.update(settings.get("state", {}))
 
 
 def _members(
     optimizers: Mapping[Bucket, torch.optim.Optimizer], flats: Sequence[AnyFlat]
-) -> Iterator[tuple[dict[str, object], str, dict[str, object]]]:
-    """Yields group, name and state of every parameter that is updated here."""
+) -> Iterator[tuple[dict[str, object], str, Tensor, dict[str, object]]]:
+    """Yields group, name, the parameter itself and state of every parameter that is updated here."""
     for flat in flats:
         optimizer = optimizers.get(flat.bucket)
         names = {id(piece.tensor): piece.name for piece in flat.pieces()}
         for group in optimizer.param_groups if optimizer else ():
             for parameter in group["params"]:
-                yield group, names[id(parameter)], optimizer.state[parameter]  # type: ignore[union-attr]
+                name = names[id(parameter)]
+                yield group, name, parameter, optimizer.state[parameter]  # type: ignore[union-attr]
 
 
 def _is_plain(value: object) -> bool:

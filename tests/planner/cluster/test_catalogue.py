@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from planner.cluster import CATALOGUE, Device
+from planner.cluster import CATALOGUE, Device, device_margin, name_of
 from planner.cluster import catalogue as devices
 from planner.errors import BadInput
 
@@ -27,6 +27,17 @@ PROMISED = [
 
 def test_every_promised_device_is_there() -> None:
     assert set(PROMISED) <= set(CATALOGUE)
+
+
+def test_what_a_driver_calls_a_device_leads_to_its_name_here() -> None:
+    assert set(devices._OF_DRIVERS.values()) <= set(CATALOGUE)
+    assert name_of("NVIDIA H100 80GB HBM3") == "H100-80GB"
+    assert name_of("NVIDIA H100 PCIe") == "NVIDIA H100 PCIe", "it has other rates"
+
+
+def test_a_gpu_keeps_room_for_its_driver_for_nccl_and_for_fragments() -> None:
+    assert device_margin(80 * 10**9, 10**9) == 2 * 10**9 + round(0.02 * 80 * 10**9)
+    assert device_margin(10**9, 10**9) == 10**9 // 2, "half is left to tensors in any case"
 
 
 @pytest.mark.parametrize("device", CATALOGUE.values(), ids=lambda device: device.name)

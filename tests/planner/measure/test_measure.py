@@ -9,10 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from planner.arrays import NS_PER_S
 from planner.errors import BadInput, Infeasible
-from planner.measure import measure
+from planner.measure import measure, measured_on
 from planner.measure.process.parent import child
 from planner.measure.process.protocol import Done, Journal, encode
 from planner.profile import CostKey, Profile, Seconds
@@ -306,3 +307,12 @@ def test_a_size_that_values_tell_is_refused_with_its_place_and_what_to_write_ins
         measure.profile(load(str(path), {"masks": masks}), device, micros=(2,), seconds_per_row=0.001)
     assert where in refused.value.where
     assert "planner" not in refused.value.where
+
+
+def test_a_device_is_measured_where_it_is_here_and_estimated_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert measured_on("cpu") == "cpu" and measured_on("H100-80GB") == "roofline:H100-80GB"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *device: "NVIDIA H100 80GB HBM3")
+    assert measured_on("H100-80GB") == "cuda" and measured_on("A100-40GB") == "roofline:A100-40GB"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 
 import pytest
 import torch
@@ -34,7 +35,7 @@ class Loop:
 
     def __init__(self) -> None:
         self.sent: list[Message] = []
-        self.beats = 0
+        self.beats = self.waits = 0
 
     def post(self, message: Message) -> None: ...
 
@@ -48,6 +49,7 @@ class Loop:
 
     def beat(self, waiting: bool) -> None:
         self.beats += 1
+        self.waits += waiting
 
 
 class Updates:
@@ -83,6 +85,51 @@ class Noted:
 
     def weight_half(self, micro: int) -> None: ...
     def recompute(self, micro: int) -> None: ...
+
+
+class Ticks:
+    """Marks of a device that takes a microsecond from one to the next, and three more where it waits for others."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.loop, self.now, self.seen, self.made = loop, 0, 0, list[int]()
+
+    def mark(self) -> int:
+        self.now += 1000 + 3000 * (self.loop.waits - self.seen)
+        self.seen = self.loop.waits
+        self.made.append(self.now)
+        return len(self.made) - 1
+
+    def times(self) -> list[int]:
+        found, self.made = self.made, []
+        return found
+
+
+def test_on_a_gpu_an_action_takes_what_the_device_says_and_waits_where_it_stood_idle_for_a_message() -> None:
+    program, stages, made = program_of("1f1b", 4, 8)
+    loop, tracer, updates = Loop(), Tracer(1), Updates()
+    tracer.marks = Ticks(loop)  # type: ignore[assignment]
+    interpreter = Interpreter(
+        program,
+        1,
+        stages={(0, 1): Noted(1, stages)},
+        routes=routes_of_hops(made),
+        carrier=loop,
+        updates=updates,
+        feed=lambda stage, micro: {},
+        pulse=loop,
+        tracer=tracer,
+    )
+    for step in (1, 2):
+        interpreter.run(step)
+    first = [row for row in tracer.rows if row[0] == 1]
+    assert [str(decode(row[2])) for row in first] == [
+        str(a) for a in generate("1f1b", workers=4, micros=8).orders[1]
+    ]
+    assert {end - start for _, _, _, start, end, _ in tracer.rows} == {1000}
+    gaps = [later[3] - row[4] for row, later in pairwise(first)]
+    waited = [row[5] for row in first[1:]]
+    assert any(waited) and all(wait in (0, gap) for wait, gap in zip(waited, gaps, strict=True))
+    assert all(wait for wait, gap in zip(waited, gaps, strict=True) if gap > 1000)
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))

@@ -58,6 +58,11 @@ def test_messages_may_be_waited_for_in_another_order_than_sent(pool: Pool) -> No
     assert pool.run("tests.runtime.messages.test_transport:exchange", 2) == [True, True]
 
 
+def test_over_nccl_a_message_is_received_where_its_turn_is_in_the_first_step_too(pool: Pool) -> None:
+    """Both sides have to issue messages in one order, also while the layouts are still being told."""
+    assert pool.run("tests.runtime.messages.test_transport:in_order", 2) == [True, True]
+
+
 def test_a_shape_that_changes_is_refused_with_the_name_of_the_value(pool: Pool) -> None:
     with pytest.raises(
         RuntimeError, match=r"'x' crosses stages as torch.float32\[2, 3\] and now as .*\[4, 3\]"
@@ -107,6 +112,26 @@ def exchange(rank: int, ranks: int, rendezvous: object) -> bool:
                 good &= tuple(found) == names
                 good &= all(torch.equal(found[n], values(micro)[n]) for n in names)
                 good &= all(found[n].stride() == values(micro)[n].stride() for n in names)
+        transport.finish()
+    transport.drain()
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+    return good
+
+
+def in_order(rank: int, ranks: int, rendezvous: object) -> bool:
+    transport = joined(rank, ranks, rendezvous)
+    transport._in_order, good = True, True
+    for _ in range(2):
+        if rank == 0:
+            for micro in (0, 1):
+                transport.send(act(1, micro), values(micro))
+        else:
+            for micro in (0, 1):
+                transport.post(act(1, micro))
+                good &= [x.numel() for x in transport._posted[act(1, micro)].buffers] == [6, 2]
+            for micro in (1, 0):
+                good &= torch.equal(transport.wait(act(1, micro))["x"], values(micro)["x"])
         transport.finish()
     transport.drain()
     torch.distributed.barrier()

@@ -6,10 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from planner.cluster import HOST_PROCESS_BYTES, device_margin, host_margin
 from planner.cluster import cluster as clusters
-from runtime.probe import Found, probe
+from planner.errors import BadInput
+from runtime.probe import Found, local, probe
 from runtime.probe.measurements import (
     Number,
     ProbedDevice,
@@ -147,3 +149,17 @@ def test_four_processes_measure_each_other(pool: Pool, tmp_path: Path) -> None:
     assert have.together[0].factor > 0 and have.slowed is not None and have.slowed.factor.value > 0
     assert probe.now(tmp_path / "probe.json") == (0.9, "products beside a sum")
     assert have.wires[0].latency_s.value > 0 and have.devices[1].flop_per_s.value > 0
+
+
+def test_one_process_alone_measures_its_device_and_no_link(tmp_path: Path) -> None:
+    alone = local(tmp_path, 1)
+    assert len(alone.devices) == 1 and not alone.wires and not alone.sums and alone.slowed is None
+    made = probe.cluster_of(alone, "lab", 1, ["cpu"])
+    assert made.links.node is None and parse_cluster(clusters.dump(made)) == made
+    assert probe.slow(alone) == [] and probe.shared(alone) == []
+
+
+def test_more_processes_than_gpus_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(BadInput, match=r"--ranks: 3 ranks \(allowed: at most 2, one for each GPU here\)"):
+        local(tmp_path, 3)

@@ -104,6 +104,14 @@ def test_every_part_of_a_rehearsal_that_lasts_is_spoken_of(
     assert said == {"the model", "rank 0, 1 of 2", "rank 1, 2 of 2"}
 
 
+def test_what_a_rank_would_keep_of_a_sum_is_its_own_part() -> None:
+    """Between GPUs replicas add up parts by `reduce_scatter`; the other ranks of a rehearsal add nothing."""
+    with world_of(1, 3, torch.device("cpu")) as world:
+        group, found = world.new_group([0, 1, 2]), torch.zeros(2)
+        torch.distributed.reduce_scatter(found, list(torch.arange(6.0).split(2)), group=group)
+    assert found.tolist() == [2, 3]
+
+
 def test_what_cannot_be_rehearsed_is_refused() -> None:
     plan = plan_of(*UNET, family="1f1b", workers=2, micros=2)
     for arguments, why in (
