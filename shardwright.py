@@ -285,17 +285,17 @@ def profile(
     loss: Callable[..., object] | None = None,
     *,
     device: str = "cpu",
-    micros: Sequence[int] = (1, 2, 4),
+    micro: int | Sequence[int] = (1, 2, 4),
     precision: str | None = None,
-    grids: Sequence[tuple[int, ...]] = (),
+    spatial: Sequence[tuple[int, ...]] = (),
     **arguments: str | int | float | bool,
 ) -> Profile:
     """Measures what every layer costs on a device.
 
     Args: `workload` is a Python file, a module, the name of a model here, or a live module with `batch` and `loss`
       as `Workload` takes them. `device` is `cpu`, `cuda`, or `roofline:H100-80GB` for a device that is not here;
-      `micros` are samples a micro-batch; `grids`, such as `[(2,), (2, 2)]`, are numbers of parts of a sample by dimension,
-      whose shards are measured too; `precision` is fp32, bf16 or fp16, by default bf16 where a GPU has it; `arguments` are
+      `micro` is samples a micro-batch, of one size or several; `spatial`, such as `[(2,), (2, 2)]`, is numbers of parts of
+      a sample by dimension, whose shards are measured too; `precision` is fp32, bf16 or fp16, by default bf16 where a GPU has it; `arguments` are
       those of the workload.
     Returns: times in nanoseconds and sizes in bytes.
     Raises: BadInput where the workload or the device is wrong.
@@ -311,11 +311,11 @@ def profile(
         return measure.profile(
             found,
             device=device,
-            micros=tuple(micros),
+            micros=(micro,) if isinstance(micro, int) else tuple(micro),
             precision=precision or measure.usual_precision(device),
             split=commands.backward_split(),
-            spatial=commands.spatial_split() if grids else None,
-            grids=grids,
+            spatial=commands.spatial_split() if spatial else None,
+            grids=spatial,
         )
 
 
@@ -325,26 +325,29 @@ def plan(
     *,
     batch: int,
     nodes: int | None = None,
-    schedules: Sequence[str] | None = None,
+    schedule: str | Sequence[str] | None = None,
     fix: Mapping[str, object] | None = None,
     precision: str | None = None,
     execution: str | None = None,
     calibration: Corrections | str | Path | None = None,
     kept: float | str | Path | None = None,
+    baseline: str | Path | None = None,
     effort: str = "normal",
 ) -> SolvedPlan:
     """Finds the fastest plan that fits the machines.
 
     Args: `costs` is a profile or its file, or a list of one for each type of device; `cluster` a value, a file or a
-      name such as "h100x8", of which there may be `nodes`; `batch` is samples a step; `schedules` limits the families; `fix` pins choices by name, such as
+      name such as "h100x8", of which there may be `nodes`; `batch` is samples a step; `schedule` names the families to choose from, one or several; `fix` pins choices by name, such as
       `{"pipeline": 2}`; `precision` and `execution` are as profiled; `calibration`, a value or a file, corrects costs by
-      earlier runs; `kept` is a file of masks, or the share that is kept of each weight; `effort` is "quick", "normal" or
-      "full".
-    Returns: the plan with its certificate; it answers `what_if(...)` and `frontier()`. The first Ctrl-C gives the best
+      earlier runs; `kept` is a file of masks, or the share that is kept of each weight; `baseline` is a file with your present
+      settings, of torchtitan, megatron, deepspeed, accelerate, fsdp2 or torchrun; `effort` is "quick", "normal" or "full".
+    Returns: the plan with its certificate; it answers `what_if(...)` and `frontier()`, and its `baseline` says what the
+      present settings take. The first Ctrl-C gives the best
       plan so far.
     Raises: Infeasible where no plan fits; BadInput for a wrong argument.
     """
     from planner.calibrate import with_corrections
+    from planner.cli import present
     from planner.notebook import SolvedPlan, searched
     from planner.show import other_device
     from planner.terminal import Output
@@ -357,8 +360,13 @@ def plan(
         machines = with_corrections(machines, _corrections_of(calibration))
     if known.device not in {group.device for group in machines.nodes}:
         Output(as_json=False).note(other_device(known.device, machines))
-    asked = _question(known, machines, batch, schedules, fix, precision, execution, effort)
-    return SolvedPlan.of(searched(asked), asked)
+    asked = _question(known, machines, batch, schedule, fix, precision, execution, effort)
+    now = None if baseline is None else present(asked, Path(baseline))
+    found = searched(asked)
+    if now is None:
+        return SolvedPlan.of(found, asked)
+    data, lines = now.compared(found)
+    return SolvedPlan.of(found, asked, "\n".join(lines), data)
 
 
 def frontier(
@@ -367,7 +375,7 @@ def frontier(
     *,
     batch: int,
     nodes: int | None = None,
-    schedules: Sequence[str] | None = None,
+    schedule: str | Sequence[str] | None = None,
     fix: Mapping[str, object] | None = None,
     precision: str | None = None,
     execution: str | None = None,
@@ -381,14 +389,14 @@ def frontier(
     from planner.notebook import front
 
     machines = _cluster_of(cluster, nodes)
-    return front(_question(costs, machines, batch, schedules, fix, precision, execution, effort))
+    return front(_question(costs, machines, batch, schedule, fix, precision, execution, effort))
 
 
 def _question(
     costs: Profile | str | Path | Sequence[Profile | str | Path],
     cluster: Cluster | str | Path,
     batch: int,
-    schedules: Sequence[str] | None = None,
+    schedule: str | Sequence[str] | None = None,
     fix: Mapping[str, object] | None = None,
     precision: str | None = None,
     execution: str | None = None,
@@ -401,7 +409,7 @@ def _question(
         profile=_profile_of(costs, machines),
         cluster=machines,
         batch=batch,
-        schedules=tuple(schedules) if schedules is not None else None,
+        schedules=(schedule,) if isinstance(schedule, str) else None if schedule is None else tuple(schedule),
         fix=dict(fix or {}),
         precision=precision,
         execution=execution,
@@ -520,13 +528,13 @@ def prepare(
     lr_schedule: object = None,
     batch: int | None = None,
     fix: Mapping[str, object] | None = None,
-    schedules: Sequence[str] | None = None,
+    schedule: str | Sequence[str] | None = None,
     folder: str | Path | None = None,
     **settings: object,
 ) -> Prepared:
     """Plans a module as it stands, and returns its training as something to iterate over.
 
-    Args: `model`, `optimizer`, `loader`, `loss` and `lr_schedule` are those of `Workload`, `cluster`, `fix` and `schedules` those of
+    Args: `model`, `optimizer`, `loader`, `loss` and `lr_schedule` are those of `Workload`, `cluster`, `fix` and `schedule` those of
       `plan`. `batch` is samples a step, those of the loader by default. `folder` is that of the run; the model is kept
       beside it. `settings` are fields of Job, such as `seed`.
     Returns: a training with its `plan`; `for step in ...` trains on this machine, gives each step's `loss`, and loads the
@@ -550,8 +558,8 @@ def prepare(
     )
     powers = [micro for micro in (1, 2, 4, 8, 16) if samples % micro == 0]
     pinned = (fix or {}).get("micro")
-    costs = profile(mine, micros=powers if pinned is None else (int(str(pinned)),))
-    chosen = plan(costs, cluster, batch=samples, fix=fix, schedules=schedules)
+    costs = profile(mine, micro=powers if pinned is None else (int(str(pinned)),))
+    chosen = plan(costs, cluster, batch=samples, fix=fix, schedule=schedule)
     return Prepared(model, chosen, steps=steps, folder=run, settings=dict(settings))
 
 
@@ -559,7 +567,7 @@ def PlanTrainer(
     *given: object,
     cluster: Cluster | str | Path,
     fix: Mapping[str, object] | None = None,
-    schedules: Sequence[str] | None = None,
+    schedule: str | Sequence[str] | None = None,
     folder: str | Path | None = None,
     **more: object,
 ) -> TrainerByPlan:
@@ -571,7 +579,7 @@ def PlanTrainer(
     """
     from runtime.bridges import TrainerByPlan
 
-    chosen = partial(prepare, cluster=cluster, fix=fix, schedules=schedules, folder=folder)
+    chosen = partial(prepare, cluster=cluster, fix=fix, schedule=schedule, folder=folder)
     return TrainerByPlan(*given, prepare=chosen, **more)
 
 
@@ -580,7 +588,7 @@ def PlanStrategy(
     cluster: Cluster | str | Path,
     lr_schedule: object = None,
     fix: Mapping[str, object] | None = None,
-    schedules: Sequence[str] | None = None,
+    schedule: str | Sequence[str] | None = None,
     folder: str | Path | None = None,
     **settings: object,
 ) -> StrategyByPlan:
@@ -593,7 +601,7 @@ def PlanStrategy(
     from runtime.bridges import StrategyByPlan
 
     chosen = partial(
-        prepare, cluster=cluster, lr_schedule=lr_schedule, fix=fix, schedules=schedules, folder=folder
+        prepare, cluster=cluster, lr_schedule=lr_schedule, fix=fix, schedule=schedule, folder=folder
     )
     return StrategyByPlan(partial(chosen, **settings))
 
@@ -676,9 +684,11 @@ def refine(run: RunRecord | str | Path) -> SolvedPlan:
     """
     from planner.calibrate import refined
     from planner.notebook import SolvedPlan
+    from planner.show import against
 
     ran = record(run) if isinstance(run, str | Path) else run
-    return SolvedPlan.of(refined(ran.plan, ran.measured), before=ran.plan)
+    found = refined(ran.plan, ran.measured)
+    return SolvedPlan.of(found, above=against(ran.plan, found))
 
 
 def report(
@@ -798,7 +808,7 @@ def _demo(say: Callable[[str], None]) -> Iterator[dict[str, object]]:
     cluster = Cluster.load(Path(__file__).parent / "plans" / "clusters" / "laptop.yaml")
     for name, size in DEMO:
         say(f"\n{name}: what does every layer cost here?")
-        costs = profile(name, micros=(1, 2), size=size)
+        costs = profile(name, micro=(1, 2), size=size)
         chosen = plan(costs, cluster, batch=8)
         say(show.text(chosen))
         folder = Path(tempfile.mkdtemp(prefix="shardwright-demo-"))

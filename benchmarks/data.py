@@ -197,7 +197,7 @@ def starved(folder: Path, steps: int) -> tuple[Table, list[tuple[str, float]]]:
         ("5 MB/s", RATE / 4, 0.0, (0, 1, 3)),
     ]
     for name, rate, busy_s, counts in [*cases, (f"{1e3 * BUSY_S:g} ms of a processor", 0.0, BUSY_S, (0, 1))]:
-        costs = sw.profile(file, micros=(WAITING,), rate=rate, busy_s=busy_s)
+        costs = sw.profile(file, micro=(WAITING,), rate=rate, busy_s=busy_s)
         plan = sw.plan(costs, ONE, batch=2 * WAITING)
         for readers in counts:
             found = Trained()

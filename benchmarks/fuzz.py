@@ -54,7 +54,7 @@ def fuzzed(
 
 def run(quick: bool) -> Result:
     count = (QUICK_INPUTS if quick else INPUTS) * len(KINDS)
-    costs = sw.profile("mlp", device="roofline:H100-80GB", micros=(1, 2), layers=4)
+    costs = sw.profile("mlp", device="roofline:H100-80GB", micro=(1, 2), layers=4)
     with tempfile.TemporaryDirectory() as place:
         right, spoilt = Path(place) / "right", Path(place) / "spoilt"
         right.mkdir(), spoilt.mkdir()

@@ -195,10 +195,10 @@ def equality_table(steps: int) -> Table:
             lr_schedule=functools.partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=steps),
             folder=Path(folder) / "llama.model",
         )
-        costs = sw.profile(work, micros=(8,), device="roofline:H100-80GB", precision="bf16")
+        costs = sw.profile(work, micro=(8,), device="roofline:H100-80GB", precision="bf16")
         for axis in ("data", "pipeline"):
             fix = {"data": 1, "pipeline": 1, "micro": 8, axis: 2}
-            plan = sw.plan(costs, LAPTOP, batch=BATCH, precision="bf16", schedules=["1f1b"], fix=fix)
+            plan = sw.plan(costs, LAPTOP, batch=BATCH, precision="bf16", schedule=["1f1b"], fix=fix)
             around: dict[str, Any] = {"eval_every": EVERY, "clip_norm": CLIP, "drop_last": True}
             run = sw.launch(plan, Path(folder) / axis, steps=steps, on="local", **around)
             run.wait().check()

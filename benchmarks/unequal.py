@@ -43,9 +43,9 @@ def two_replicas() -> Plan:
     """Returns any plan of two replicas on one stage."""
     import shardwright as sw
 
-    costs = sw.profile("mlp", device="roofline:V100-16GB", micros=(1,))
+    costs = sw.profile("mlp", device="roofline:V100-16GB", micro=(1,))
     fix = {"data": 2, "pipeline": 1, "micro": 1}
-    return sw.plan(costs, "plans/clusters/laptop.yaml", batch=8, schedules=["1f1b"], fix=fix)
+    return sw.plan(costs, "plans/clusters/laptop.yaml", batch=8, schedule=["1f1b"], fix=fix)
 
 
 def measured_ns(ranks: Pool, plan: Plan, steps: int) -> float:
@@ -94,7 +94,7 @@ def by_catalogue() -> Table:
         group.model_copy(update={"device": kind, "count": 8, "devices_per_node": 1}) for kind in kinds
     )
     mixed = machines.model_copy(update={"nodes": nodes})
-    costs = sw.profile("gpt2", device="roofline:V100-16GB", micros=(1,), size="tiny")
+    costs = sw.profile("gpt2", device="roofline:V100-16GB", micro=(1,), size="tiny")
     asked = Question(
         profile=costs,
         cluster=mixed,

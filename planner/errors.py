@@ -16,12 +16,24 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 
 class ShardwrightError(Exception):
     """Base of all errors meant for users; `status` is the exit status of a command that ends in it."""
 
     status = 1
+
+    def _render_traceback_(self) -> list[str]:
+        """Returns what a notebook shows of the error: the lines up to our first one, and the message.
+
+        What led to it within shardwright and torch is hundreds of lines; `traceback.print_exception(error)` has them.
+        """
+        own = str(Path(__file__).parents[1])
+        frames = traceback.extract_tb(self.__traceback__)
+        ours = next((i for i, frame in enumerate(frames) if frame.filename.startswith(own)), len(frames))
+        lines = traceback.format_list([frame for frame in frames[:ours] if "IPython" not in frame.filename])
+        return [*"".join(lines).splitlines(), f"{type(self).__name__}: {self}"]
 
 
 class BadInput(ShardwrightError):

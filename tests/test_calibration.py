@@ -33,7 +33,7 @@ TRUE = Corrections(
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
     """A profile, a cluster and a run of twelve steps that took half as long again as planned."""
-    costs = slowed(sw.profile("mlp", device="roofline:H100-80GB", micros=(1,), layers=6), 10_000.0)
+    costs = slowed(sw.profile("mlp", device="roofline:H100-80GB", micro=(1,), layers=6), 10_000.0)
     machines = cluster(2, latency_s=1e-4, bandwidth=1e8)
     profile_yaml.save(costs, tmp_path / "profile.yaml")
     (tmp_path / "cluster.yaml").write_text(clusters.dump(machines))

@@ -13,12 +13,12 @@ CELLS = {  # what a cell returns, and what it must be displayed as
     "import warnings; warnings.simplefilter('ignore')\nimport shardwright as sw": (),
     "graph = sw.capture('mlp', layers=3).graph\ngraph": ("text/html", "data:image/svg+xml"),
     "graph.plot()": ("image/png", ""),
-    "costs = sw.profile('mlp', device='roofline:cpu', micros=(1, 2), layers=3)\ncosts": (
+    "costs = sw.profile('mlp', device='roofline:cpu', micro=(1, 2), layers=3)\ncosts": (
         "text/html",
         "data:image/svg+xml",
     ),
     "cluster = sw.Cluster.load('plans/clusters/laptop.yaml')\ncluster": ("text/html", "devices"),
-    "plan = sw.plan(costs, cluster, batch=8, schedules=['zb-h1'], fix={'pipeline': 2})\nplan": (
+    "plan = sw.plan(costs, cluster, batch=8, schedule=['zb-h1'], fix={'pipeline': 2})\nplan": (
         "text/html",
         "gap 0.00 %",
     ),
@@ -38,6 +38,17 @@ CELLS = {  # what a cell returns, and what it must be displayed as
     "sw.report(plan, PAGE, run=FOLDER, costs=costs)": ("text/plain", "page.html"),
 }
 
+REFUSED = """import torch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 2)
+    def forward(self, x):
+        return self.layer(x)
+model = lambda batch: sw.Workload(Net(), batch=(batch, torch.rand(2, 2)), loss=torch.nn.functional.mse_loss)
+model(dict(x=torch.rand(2, 4), y=torch.rand(2, 4)))
+"""
+
 
 @pytest.mark.usefixtures("warm_starts")
 def test_each_value_displays_itself(tmp_path: Path) -> None:
@@ -47,8 +58,13 @@ def test_each_value_displays_itself(tmp_path: Path) -> None:
         for name, value in names.items():
             source = source.replace(name, value)
         cells.append(nbformat.v4.new_code_cell(source))
+    cells.append(nbformat.v4.new_code_cell(REFUSED, metadata={"tags": ["raises-exception"]}))
     notebook = nbformat.v4.new_notebook(cells=cells)
     NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(ROOT)}}).execute()
+    (said,) = (output for output in notebook.cells.pop().outputs if output.output_type == "error")
+    lines = [line for row in said.traceback for line in row.splitlines()]
+    assert len(lines) < 6 and "model(dict(x=" in said.traceback[-2], "the line of the cell"
+    assert lines[-1].startswith("BadInput: ") and "unexpected keyword argument 'y'" in lines[-1]
     for cell, wanted in zip(notebook.cells, CELLS.values(), strict=True):
         shown = [output.data for output in cell.outputs if output.output_type == "execute_result"]
         assert len(shown) == (1 if wanted else 0), (cell.source, cell.outputs)

@@ -70,7 +70,7 @@ def test_several_counts_of_devices_are_compared(
     assert sw.run([*files, "--batch", "4", "--devices", "1,2,4", "-o", str(folder)]) == 0
     table = capsys.readouterr().out
     assert "Knee:" in table
-    assert "Overhead:" in table
+    assert "More devices:" in table
     assert sorted(path.name for path in folder.iterdir()) == [f"devices-{n}.yaml" for n in (1, 2, 4)]
     assert len(plan_yaml.load(folder / "devices-2.yaml").places) <= 2
 
@@ -97,7 +97,7 @@ def test_a_plan_is_made_in_the_precision_asked_for(
     path = tmp_path / "p.yaml"
     assert sw.run([*files, "--batch", "4", "--precision", "bf16", "-o", str(path)]) == 0
     assert plan_yaml.load(path).precision == "bf16"
-    assert sw.plan(COSTS, MACHINES, batch=4, precision="bf16", schedules=["1f1b"]).precision == "bf16"
+    assert sw.plan(COSTS, MACHINES, batch=4, precision="bf16", schedule=["1f1b"]).precision == "bf16"
     refused = [*files, "--batch", "4", "--execution", "compiled", "-o", str(tmp_path / "q.yaml")]
     assert sw.run(refused) == 2
     assert "execution 'compiled' was not profiled (allowed: eager)" in capsys.readouterr().err

@@ -37,7 +37,7 @@ def loss(outputs, targets): return torch.nn.functional.cross_entropy(outputs, ta
 """
 FACADE = """\
 import shardwright as sw
-costs = sw.profile("train.py", device="roofline:V100-16GB", micros=(1, 2))
+costs = sw.profile("train.py", device="roofline:V100-16GB", micro=(1, 2))
 plan = sw.plan(costs, "two.yaml", batch=8, fix={"pipeline": 2, "data": 1})
 assert sw.verify(plan, costs=costs) == []
 with sw.Run.open(plan, "facade") as run:

@@ -28,10 +28,10 @@ HERE = Path(__file__).parent
 MADE = "<!-- made by `make docs`: edit the code, not this page -->\n"
 _REQUIRED = (inspect.Parameter.empty, ...)
 _OTHER_NAMES = {
-    "--micro 1,2": "micros=(1, 2)",
-    "--schedule 1f1b,chimera": 'schedules=["1f1b", "chimera"]',
+    "--micro 1,2": "micro=(1, 2)",
+    "--schedule 1f1b,chimera": 'schedule=["1f1b", "chimera"]',
     "--fix pipeline=4": 'fix={"pipeline": 4}',
-    "--spatial 2,2x2": "grids=[(2,), (2, 2)]",
+    "--spatial 2,2x2": "spatial=[(2,), (2, 2)]",
     "--profile FILE": "costs, a value or a file",
     "--set width=128": "width=128",
     "--frontier": "sw.frontier(...)",

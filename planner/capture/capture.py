@@ -198,7 +198,8 @@ class Tracing:
             return refused(failure, self.origin.where, self.module).what
         except BadInput as error:
             return error.what
-        return "" if computes_alike(traced, alone, 1) else "with one sample, forward() runs other operations"
+        other = "with one sample, forward() runs other operations; `--micro 1` alone measures these"
+        return "" if computes_alike(traced, alone, 1) else other
 
     def _refuse_sizes(self) -> None:
         """Raises BadInput for sizes of a batch that do not fit together.

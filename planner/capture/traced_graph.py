@@ -152,10 +152,15 @@ def _expressions(traced: Traced, n: int) -> list[str]:
 
 
 def _gives_its_argument(node: fx.Node, n: int) -> bool:
-    """Returns whether an operation is a view of all of its argument, which an export writes in several ways."""
-    if node.target is torch.ops.aten.alias.default:
+    """Returns whether an operation gives all of its argument, which an export writes in several ways.
+
+    With one sample, `positions.expand(n, -1)` repeats nothing, and rows that are cut are contiguous: there code or
+    export leave such operations out.
+    """
+    if node.target in (torch.ops.aten.alias.default, torch.ops.aten.contiguous.default):
         return True
-    if node.target is not torch.ops.aten.slice.Tensor or node.args[4:] not in ((), (1,)):
+    whole = node.target is torch.ops.aten.slice.Tensor and node.args[4:] in ((), (1,))
+    if not whole and node.target is not torch.ops.aten.expand.default:
         return False
     given = node.args[0]
     assert isinstance(given, fx.Node)

@@ -15,6 +15,7 @@ from planner.cli.app import (
     app,
     completing,
 )
+from planner.cli.export import present
 from planner.cli.inspect import register_calibrate
 from planner.cli.plan import register
 from planner.cli.profile import WorkloadArguments
@@ -31,6 +32,7 @@ __all__ = [
     "answer",
     "app",
     "completing",
+    "present",
     "register",
     "register_calibrate",
     "unit_of",

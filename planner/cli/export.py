@@ -70,15 +70,8 @@ class Baselined:
 
     @property
     def present(self) -> Settings | None:
-        """Returns the settings in the file; None where there is none.
-
-        Raises: BadInput where it is of no trainer that is known.
-        """
-        from planner.export import read_settings
-
-        if self.baseline is None:
-            return None
-        return read_settings(files.read_text(self.baseline, max_bytes=MOST_BYTES), str(self.baseline))
+        """Returns the settings in the file; None where there is none."""
+        return None if self.baseline is None else _settings(self.baseline)
 
     def refuse_baseline(self, *, single: bool) -> None:
         """Refuses a file that cannot be read, and settings beside several plans.
@@ -98,36 +91,8 @@ class Baselined:
         """Returns what the settings take; None where there are none.
 
         Args: `question` is what the plan will answer.
-        Raises: BadInput where the settings do not fit the model, the batch or the machines.
         """
-        from planner import export as trainers
-        from planner import milp
-        from planner.cluster import total_devices
-
-        told, where = self.present, str(self.baseline)
-        if told is None:
-            return None
-        whole = trainers.completed(
-            told,
-            batch=question.batch,
-            devices=total_devices(question.cluster),
-            layers=[layer.name for layer in question.profile.graph.layers],
-            where=where,
-        )
-        precision = told.precision if told.precision is not None else question.precision
-        asked = replace(
-            question, fix=whole.fix, schedules=None, precision=precision, execution=told.execution
-        )
-        try:
-            instance = asked.instance()
-        except BadInput as error:
-            raise BadInput(f"cannot be priced: {error.what}", where=where, allowed=error.allowed) from None
-        price = milp.price_pins(instance, whole.order)
-        if price is None:
-            allowed = f"micro-batches of {', '.join(map(str, instance.micros()))} samples, and whole nodes"
-            said = f"micro-batches of {whole.settings.micro} on {whole.devices} devices cannot be priced"
-            raise BadInput(said, where=where, allowed=allowed)
-        return Present(settings=whole, price=price)
+        return None if self.baseline is None else present(question, self.baseline)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,3 +118,47 @@ class Present:
         )
         data = {"file": told.where, "step_ns": price.step_ns, "missing_bytes": price.missing_bytes}
         return {**data, "notes": list(told.notes)}, [line, *(f"  {note}" for note in told.notes)]
+
+
+def _settings(file: Path) -> Settings:
+    """Returns the settings in a file; BadInput where it is of no trainer that is known."""
+    from planner.export import read_settings
+
+    return read_settings(files.read_text(file, max_bytes=MOST_BYTES), str(file))
+
+
+def present(question: Question, file: Path) -> Present:
+    """Returns what somebody's present settings take.
+
+    Args: `question` is what a plan will answer; `file` has the settings.
+    Raises: BadInput where they do not fit the model, the batch or the machines.
+    """
+    from planner import export as trainers
+    from planner import milp
+    from planner.cluster import total_devices
+
+    told, where = _settings(file), str(file)
+    whole = trainers.completed(
+        told,
+        batch=question.batch,
+        devices=total_devices(question.cluster),
+        layers=[layer.name for layer in question.profile.graph.layers],
+        where=where,
+    )
+    precision = told.precision if told.precision is not None else question.precision
+    known = sorted({key.precision for key in question.profile.settings})
+    if precision is not None and precision not in known:
+        said = f"trains in {precision}, which was not profiled"
+        allowed = f"settings for {' or '.join(known)}, or `shardwright profile --precision {precision}`"
+        raise BadInput(f"cannot be priced: {said}", where=where, allowed=allowed)
+    asked = replace(question, fix=whole.fix, schedules=None, precision=precision, execution=told.execution)
+    try:
+        instance = asked.instance()
+    except BadInput as error:
+        raise BadInput(f"cannot be priced: {error.what}", where=where, allowed=error.allowed) from None
+    price = milp.price_pins(instance, whole.order)
+    if price is None:
+        allowed = f"micro-batches of {', '.join(map(str, instance.micros()))} samples, and whole nodes"
+        said = f"micro-batches of {whole.settings.micro} on {whole.devices} devices cannot be priced"
+        raise BadInput(said, where=where, allowed=allowed)
+    return Present(settings=whole, price=price)

@@ -129,7 +129,11 @@ def profile(given: ProfileOptions, tools: Tools) -> None:
 
 def init(
     name: Annotated[
-        str, typer.Argument(help="hf: and a type or configuration of transformers", metavar="hf:NAME")
+        str,
+        typer.Argument(
+            help="hf: and a type or configuration of transformers, or a folder with a config.json",
+            metavar="hf:NAME",
+        ),
     ],
     task: Annotated[
         str,
@@ -143,10 +147,10 @@ def init(
     as_json: Json = False,
 ) -> None:
     """Write a workload file for a model of transformers, from its configuration."""
-    from planner.recipes import transformers_file
+    from planner.recipes import file_name, transformers_file
 
     text = transformers_file(name, task)
-    path = output or Path(f"{name.partition(':')[2].lower()}_{task.replace('-', '_')}.py")
+    path = output or Path(file_name(name, task))
     files.refuse_overwrite(path, force)
     files.write_whole(path, text)
     terminal.Output(as_json=as_json).result({"workload": str(path)}, lambda: f"written to {path}")

@@ -14,6 +14,7 @@ from planner.export.megatron import MEGATRON
 from planner.export.settings import Settings, Trainer, misplaced, settings_of, unsayable
 from planner.export.torchtitan import TORCHTITAN, is_toml
 from planner.plan import Plan
+from planner.units import plural
 
 TRAINERS: Mapping[str, Trainer] = {
     trainer.name: trainer for trainer in (TORCHTITAN, MEGATRON, DEEPSPEED, ACCELERATE, FSDP2, TORCHRUN)
@@ -48,7 +49,7 @@ def _about(plan: Plan) -> str:
     axes, batch = plan.axes, plan.batch
     return (
         f"From a plan of shardwright for {plan.model.workload}: data {axes.data} x pipeline {axes.pipeline}, "
-        f"{batch.micros} micro-batches of {batch.micro}, {batch.samples} samples a step."
+        f"{plural(batch.micros, 'micro-batch', 'micro-batches')} of {batch.micro}, {batch.samples} samples a step."
     )
 
 

@@ -26,6 +26,7 @@ from planner.milp.search.descent import allowed, neighbours
 from planner.profile import CostKey
 from planner.schedule import generate
 from planner.spatial import slides
+from planner.units import format_bytes
 
 Fits = Callable[[Instance, "Nearest | None"], str | None]
 _EXAMINED = 300  # configurations examined for the least shortage
@@ -109,7 +110,7 @@ def report(
     finds.
     Returns: what comes closest to fitting and the bytes it lacks, spatial degrees, at most two other changes that fit.
     """
-    nearest = _nearest(instance, shapes, look)
+    nearest = closest(instance, shapes, look)
     lines = ["nothing fits" if nearest is None else nearest.says]
     lines += degrees(instance, lambda changed: fits(changed, None))
     lines += [f"{change} would fit: {plan}" for change, plan in islice(_changes(instance, nearest, fits), 2)]
@@ -118,10 +119,13 @@ def report(
     return "\n".join(lines)
 
 
-def _nearest(
+def closest(
     instance: Instance, shapes: Iterable[Configuration], look: Callable[[Configuration], Considered | None]
 ) -> Nearest | None:
-    """Finds the configuration and cut with the least shortage; skips configurations whose state alone lacks more."""
+    """Returns the configuration and cut with the least shortage; none where no family is possible.
+
+    Args: of `shapes`, those whose state alone lacks more are skipped; `look` poses the problem of one.
+    """
     met: list[tuple[int, Considered, IntArray]] = []
     least = 1 << 62
     for shape in sorted(shapes, key=lambda each: (short_bytes(instance, each), each))[:_EXAMINED]:
@@ -168,13 +172,10 @@ def _closest_alone(instance: Instance, problem: CutProblem) -> IntArray:
 def _described(found: Considered, row: IntArray) -> Nearest:
     problem = found.problem
     need = problem.memory(row[None, :])[0]
-    worker = int((need - problem.available_bytes).argmax())
-    return Nearest(
-        short_bytes=int((need - problem.available_bytes)[worker]),
-        shape=found.shape,
-        cut=row,
-        says=_sentence(found, row, worker, int(need[worker])),
-    )
+    lacking = need - problem.available_bytes
+    worker = int(lacking.argmax())
+    says = _sentence(found, row, worker, int(need[worker]))
+    return Nearest(short_bytes=int(lacking[worker]), shape=found.shape, cut=row, says=says)
 
 
 def _sentence(found: Considered, cut: IntArray, worker: int, need: int) -> str:
@@ -190,8 +191,13 @@ def _sentence(found: Considered, cut: IntArray, worker: int, need: int) -> str:
     slot = problem.mesh.grid[0][worker]
     return (
         f"nothing fits; what comes closest is {found.shape}: {' and '.join(spans)} on worker {worker} (node "
-        f"{slot.node}, slot {slot.slot}) needs {need} bytes, {free} are free: {need - free} bytes short"
+        f"{slot.node}, slot {slot.slot}) needs {need} bytes, {free} are free: {_told(need - free)} short"
     )
+
+
+def _told(size: int) -> str:
+    """Returns bytes exactly, and for people where they are many."""
+    return f"{size} bytes" if size < 2**20 else f"{size} bytes ({format_bytes(size)})"
 
 
 def _changes(instance: Instance, nearest: Nearest | None, fits: Fits) -> Iterator[tuple[str, str]]:
@@ -208,7 +214,7 @@ def _questions(instance: Instance, nearest: Nearest | None) -> Iterator[tuple[st
     if nearest is not None and nearest.short_bytes > 0:
         short = nearest.short_bytes
         yield (
-            f"{short} bytes more on each device",
+            f"{_told(short)} more on each device",
             changed(instance, cluster=with_more(instance.cluster, short)),
         )
     times = 2

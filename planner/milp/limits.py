@@ -44,6 +44,10 @@ SHARED_GUESSES = 1000  # configurations whose sharded variant is guessed at besi
 ALIKE_GUESSES = 0.05  # share by which guesses are taken for equal, so that cheaper orders come first
 FIRST_ANSWERS = 12  # of them that are answered
 POLISHED = 6  # answers that are polished once more before any is proved
+SPARED = (
+    24  # configurations of which variants with less memory are answered, where their even cuts do not fit
+)
+SPARED_WORK = 0.1  # of the work allowed is for that
 HOPE = 1.2  # of the best answer so far: an even cut that takes more is not descended from
 GLANCES = 0.1  # of the work allowed is for those even cuts
 LOOKS = 0.85  # of the work allowed is spent by the end of first looks

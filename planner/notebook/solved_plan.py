@@ -35,14 +35,21 @@ class SolvedPlan(Plan):
     """A Plan, with what it was solved from where that is known."""
 
     _asked: Question | None = PrivateAttr(None)
-    _before: Plan | None = PrivateAttr(None)
+    _above: str = PrivateAttr("")
+    _baseline: dict[str, object] | None = PrivateAttr(None)
 
     @classmethod
-    def of(cls, plan: Plan, asked: Question | None = None, before: Plan | None = None) -> SolvedPlan:
-        """Returns the plan as one that shows itself, and with `asked` answers further questions."""
+    def of(
+        cls,
+        plan: Plan,
+        asked: Question | None = None,
+        above: str = "",
+        baseline: dict[str, object] | None = None,
+    ) -> SolvedPlan:
+        """Returns the plan as one that shows itself, below a text; with `asked` it answers further questions."""
         fields = {name: getattr(plan, name) for name in Plan.model_fields}
         found = cls.model_construct(_fields_set=set(plan.model_fields_set), **fields)
-        found._asked, found._before = asked, before
+        found._asked, found._above, found._baseline = asked, above, baseline
         return found
 
     @property
@@ -51,14 +58,17 @@ class SolvedPlan(Plan):
         return self._asked
 
     @property
+    def baseline(self) -> dict[str, object] | None:
+        """Returns what present settings take that the plan was compared with; None where there were none."""
+        return self._baseline
+
+    @property
     def question(self) -> Question:
         """Returns what the plan was solved from; BadInput for a plan of a file."""
         if self._asked is None:
-            raise BadInput(
-                "this plan came from a file: to solve again, its costs and machines are needed",
-                where=self.model.workload,
-                allowed="sw.load_plan(path, costs=..., cluster=...)",
-            )
+            said = "this plan came from a file: to solve again, its costs and machines are needed"
+            allowed = "sw.load_plan(path, costs=..., cluster=...)"
+            raise BadInput(said, where=self.model.workload, allowed=allowed)
         return self._asked
 
     def what_if(
@@ -80,7 +90,8 @@ class SolvedPlan(Plan):
         asked = self.question.replace(
             batch=batch, memory_gib=memory_gib, nodes=nodes, network=network, schedule=schedule, fix=fix
         )
-        return SolvedPlan.of(searched(asked), asked, before=self)
+        found = searched(asked)
+        return SolvedPlan.of(found, asked, above=show.against(self, found))
 
     def frontier(self) -> SolvedFrontier:
         """Returns the best trades of time against memory and against devices."""
@@ -104,11 +115,8 @@ class SolvedPlan(Plan):
         """Returns what is wrong with the plan, judged from the problem statement; empty where nothing is."""
         from planner.verify import violations
 
-        asked = self._asked
-        found = violations(
-            self, profile=asked.profile if asked else None, cluster=asked.cluster if asked else None
-        )
-        return [str(each) for each in found]
+        known = (None, None) if self._asked is None else (self._asked.profile, self._asked.cluster)
+        return [str(each) for each in violations(self, profile=known[0], cluster=known[1])]
 
     def report(
         self,
@@ -127,10 +135,8 @@ class SolvedPlan(Plan):
         from planner.report import Contents, render
 
         costs = costs or (self._asked.profile if self._asked is not None else None)
-        beside = None
-        if isinstance(against, Plan):
-            beside = Contents(plan=against)
-        elif against is not None:
+        beside = Contents(plan=against) if isinstance(against, Plan) else None
+        if against is not None and not isinstance(against, Plan):
             beside = Contents(plan=against.plan, run=against)
         files.write_whole(Path(path), render(Contents(plan=self, run=run, profile=costs, beside=beside)))
         return Path(path)
@@ -155,22 +161,18 @@ class SolvedPlan(Plan):
 
     def __eq__(self, other: object) -> bool:
         """Where it came from is no part of a plan."""
-        return isinstance(other, Plan) and all(
-            getattr(self, name) == getattr(other, name) for name in Plan.model_fields
-        )
+        names = Plan.model_fields
+        return isinstance(other, Plan) and all(getattr(self, name) == getattr(other, name) for name in names)
 
     __hash__ = Plan.__hash__
 
     def __repr__(self) -> str:
-        return "\n\n".join([*self._instead(), show.text(self)])
+        return "\n\n".join(filter(None, (self._above, show.text(self))))
 
     __str__ = __repr__
 
     def _repr_html_(self) -> str:
-        return "".join([*(show.paragraph(line) for line in self._instead()), show.html(self)])
-
-    def _instead(self) -> list[str]:
-        return [show.against(self._before, self)] if self._before is not None else []
+        return "".join([*map(show.paragraph, self._above.splitlines()), show.html(self)])
 
 
 @dataclass(frozen=True, repr=False)
@@ -273,9 +275,8 @@ class Dials:
         except ImportError:
             hint = "pip install 'shardwright[notebook]'"
             raise BadInput("ipywidgets is not installed", where="explore", allowed=hint) from None
-        micro = widgets.Dropdown(
-            options=[("best", None), *((str(each), each) for each in self.micros)], description="micro-batch"
-        )
+        sizes = [("best", None), *((str(each), each) for each in self.micros)]
+        micro = widgets.Dropdown(options=sizes, description="micro-batch")
         nodes = widgets.IntSlider(self.nodes, 1, self.nodes, description="nodes")
         network = widgets.SelectionSlider(options=[0.25, 0.5, 1, 2, 4], value=1, description="bandwidth ×")
         least = max(self.gib / 16, 0.1)

@@ -7,12 +7,17 @@ dropped at random, no masks that are drawn in numpy, and an attention that can b
 from __future__ import annotations
 
 import inspect
+import json
 from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
+from planner import files
 from planner.errors import BadInput
 
 PREFIX = "hf:"
+MOST_BYTES = 1 << 20  # of a config.json
 SWITCHES: dict[str, object] = {  # set where the configuration has them
     "use_cache": False,
     "layerdrop": 0.0,
@@ -163,7 +168,7 @@ Weights are drawn. For pretrained ones, return `{auto}.from_pretrained(NAME, con
 import torch
 from transformers import {auto}, {config}
 
-{labels}CONFIG = {config}({arguments})
+{labels}CONFIG = {config}{made}({arguments})
 
 
 def build(layers: int | None = None):
@@ -183,7 +188,8 @@ def optimizer(named_parameters):
 def transformers_file(name: str, task: str) -> str:
     """Returns a workload file for a model of transformers.
 
-    Args: `name` is hf: and a model's type such as gpt2, or a class of a configuration such as GPT2Config.
+    Args: `name` is hf: and a model's type such as gpt2, a class of a configuration such as GPT2Config, or a folder with
+      the config.json of a model.
     Raises: BadInput where transformers is not installed, or has no such configuration for the task.
     """
     recipe = TASKS.get(task)
@@ -191,25 +197,57 @@ def transformers_file(name: str, task: str) -> str:
         raise BadInput(f"there is no task '{task}'", where="--task", allowed=", ".join(TASKS))
     if not name.startswith(PREFIX):
         raise BadInput(
-            f"'{name}' names no model", where="init", allowed="hf:TYPE such as hf:gpt2, or hf:GPT2Config"
+            f"'{name}' names no model",
+            where="init",
+            allowed="hf:TYPE such as hf:gpt2, hf:GPT2Config, or hf:FOLDER with a config.json",
         )
-    kind = _configuration(name.removeprefix(PREFIX))
-    made = kind()
+    folder = _folder(name.removeprefix(PREFIX))
+    kind = _configuration(name.removeprefix(PREFIX) if folder is None else _type_in(folder))
+    made = kind() if folder is None else kind.from_pretrained(folder)
     _check_task(kind, recipe, task)
     switches = {key: value for key, value in SWITCHES.items() if hasattr(made, key)} | dict(recipe.switches)
     labels = switches.pop("num_labels", None)
-    words = [f"{key}={value!r}" for key, value in switches.items()]
+    words = [json.dumps(str(folder), ensure_ascii=False)] if folder is not None else []
+    words += [f"{key}={value!r}" for key, value in switches.items()]
     words += ["num_labels=LABELS"] if labels else []
     return FILE.format(
         title=kind.__name__.removesuffix("Config"),
         task=task,
         auto=recipe.auto,
         config=kind.__name__,
+        made="" if folder is None else ".from_pretrained",
         labels=recipe.constants + (f"LABELS = {labels}\n" if labels else ""),
         arguments=", ".join(words),
         attention=_attention(kind, recipe),
         functions=recipe.functions.rstrip() + "\n",
     )
+
+
+def file_name(name: str, task: str) -> str:
+    """Returns what a workload file is called: after the type of its model, or the folder of its configuration."""
+    folder, own = _folder(name.removeprefix(PREFIX)), name.partition(":")[2]
+    return f"{(own if folder is None else folder.name).lower()}_{task.replace('-', '_')}.py"
+
+
+def _folder(name: str) -> Path | None:
+    """Returns the folder that holds the config.json of a model; None where the name is of something else."""
+    place = Path(name).expanduser()
+    place = place.parent if place.name == "config.json" else place
+    return place.resolve() if (place / "config.json").is_file() else None
+
+
+def _type_in(folder: Path) -> str:
+    file = folder / "config.json"
+    try:
+        told = json.loads(files.read_text(file, max_bytes=MOST_BYTES))
+    except ValueError as error:
+        raise BadInput(f"is no JSON: {error}", where=str(file)) from None
+    found = told.get("model_type") if isinstance(told, dict) else None
+    if not isinstance(found, str):
+        raise BadInput(
+            "has no model_type", where=str(file), allowed="the config.json of a model of transformers"
+        )
+    return found
 
 
 def _configuration(name: str) -> Any:  # Any: a class of a package without types
@@ -221,10 +259,11 @@ def _configuration(name: str) -> Any:  # Any: a class of a package without types
     found = getattr(transformers, name, None)
     if inspect.isclass(found) and issubclass(found, transformers.PretrainedConfig):
         return found
+    near = get_close_matches(name.rpartition("/")[2].lower(), known, n=4, cutoff=0.4) or ["gpt2"]
     raise BadInput(
-        f"transformers {transformers.__version__} has no configuration '{name}'",
+        f"transformers {transformers.__version__} has no configuration '{name}', and nothing is downloaded",
         where="init",
-        allowed=f"a type such as {', '.join(sorted(known)[:4])}, ..., or a class such as GPT2Config",
+        allowed=f"a type such as {', '.join(near)}, a class such as GPT2Config, or a folder with a config.json",
     )
 
 

@@ -131,8 +131,8 @@ def _overhead(found: Explanation) -> str:
     if lemma is None or lemma.ratio < _SEEN:
         return ""
     return (
-        f"In a step, what is not computing takes {format_percent(lemma.ratio)} of the time that all computing would take on "
-        f"one device. If it stays so, more devices cannot be more than {lemma.limit:.4g} times as fast as one."
+        f"More devices: if what is not computing stays as it is ({format_percent(lemma.ratio)} of all computing on one "
+        f"device), no number of them is more than {format_rate(lemma.limit)} times as fast as one."
     )
 
 

@@ -21,7 +21,7 @@ from planner.plan import Plan, told_shared, told_sums
 from planner.show.markup import block, paragraph, table
 from planner.show.pictures import dots
 from planner.terminal import columns
-from planner.units import format_bytes, format_duration, plural
+from planner.units import format_bytes, format_duration, format_percent, format_rate, plural
 
 _HEADS = ("step", "samples/s", "fullest device", "devices", "gap", "best in time and", "plan")
 _NO_FILES: Mapping[str, Path] = MappingProxyType({})
@@ -165,9 +165,10 @@ def _lemma(lemma: Lemma) -> str:
     if not lemma.ratio:
         return f"On {lemma.devices} devices nothing but computing takes time."
     return (
-        f"Overhead: on {lemma.devices} devices, what is not computing takes {lemma.ratio:.3g} of what all computing "
-        f"would take on one. If it stays so, no number of devices is more than {lemma.limit:.4g} times as fast as one, "
-        f"and {EFFICIENT:.0%} of each device's speed is kept up to {lemma.efficient_devices():.0f} devices."
+        f"More devices: if what is not computing stays as it is on {lemma.devices} devices "
+        f"({format_percent(lemma.ratio)} of all computing on one), no number of them is more than "
+        f"{format_rate(lemma.limit)} times as fast as one, and {EFFICIENT:.0%} of each device's speed is kept up to "
+        f"{lemma.efficient_devices():,.0f} devices."
     )
 
 

@@ -241,7 +241,7 @@ class LiveLine:
         Args: `spent_s` is seconds since the start.
         """
         parts = [*self._words, f"{spent_s:.0f} s"]
-        if self._share >= LEAST_SHARE:
+        if LEAST_SHARE <= self._share < 1:
             parts.append(f"up to {spent_s * (1 - self._share) / self._share:.0f} s more")
         while room is not None and parts and len(self._title) + 2 + len(", ".join(parts)) > room:
             parts.pop()

@@ -12,6 +12,7 @@ from runtime.execute.interpreter import (
     Pulse,
     Tensors,
     forward_program,
+    profiled,
     program_of,
 )
 from runtime.execute.tracer import (
@@ -22,7 +23,6 @@ from runtime.execute.tracer import (
     Tracer,
     clock_ns,
     free_bytes,
-    profiled,
     static_bytes,
     with_peak,
 )

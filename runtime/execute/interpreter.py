@@ -17,7 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol
+from pathlib import Path
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,11 +28,14 @@ from planner.plan import Hop, Plan, schedule_of
 from planner.program import Instruction, Layout, Program, lower
 from planner.schedule import Action, Kind, Message
 from planner.timeline import encode
-from runtime.execute.tracer import SILENT, WAITS, ActionCall, Tracer
+from planner.trace import CLOCK_MARK
+from runtime.execute.tracer import SILENT, WAITS, ActionCall, Tracer, clock_ns
 from runtime.messages import Direction, Names, Routes, releases_after, releases_before
 from runtime.world import World
 
 Node = tuple[int, int]  # pipe, stage
+T = TypeVar("T")
+MARKS = 5  # of the clock
 Tensors = Mapping[str, Tensor]
 
 
@@ -270,3 +274,23 @@ def _layout(world: World) -> Layout:
 
 class NotFinite(ShardwrightError):
     """The error for NaN or infinity where a training cannot go on, with where it was first seen."""
+
+
+def profiled(run: Callable[[], T], path: Path | None) -> T:
+    """Runs a function under torch.profiler, which slows it.
+
+    Args: `path` takes what was recorded, with a mark of this host's clock; nothing is recorded where it is None.
+    Returns: what the function returns.
+    """
+    if path is None:
+        return run()
+    from torch.profiler import profile, record_function
+
+    path.parent.mkdir(exist_ok=True)
+    with profile() as recorded:
+        for _ in range(MARKS):  # the first ones begin late
+            with record_function(CLOCK_MARK.format(ns=clock_ns())):
+                pass
+        done = run()
+    recorded.export_chrome_trace(str(path))
+    return done

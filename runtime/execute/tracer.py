@@ -29,12 +29,10 @@ from planner.timeline import (
     decode,
     from_events,
 )
-from planner.trace import CLOCK_MARK
 from runtime.world import HostClock
 
 T = TypeVar("T")
 clock_ns = monotonic_ns
-MARKS = 5  # of the clock
 MOST_ROWS = 200_000  # about 50 MB; a long run keeps its latest steps
 
 
@@ -252,26 +250,6 @@ def _workspace_bytes(device: torch.device) -> int:
     before = torch.cuda.memory_allocated(device)
     clear()
     return before - torch.cuda.memory_allocated(device)
-
-
-def profiled(run: Callable[[], T], path: Path | None) -> T:
-    """Runs a function under torch.profiler, which slows it.
-
-    Args: `path` takes what was recorded, with a mark of this host's clock; nothing is recorded where it is None.
-    Returns: what the function returns.
-    """
-    if path is None:
-        return run()
-    from torch.profiler import profile, record_function
-
-    path.parent.mkdir(exist_ok=True)
-    with profile() as recorded:
-        for _ in range(MARKS):  # the first ones begin late
-            with record_function(CLOCK_MARK.format(ns=clock_ns())):
-                pass
-        done = run()
-    recorded.export_chrome_trace(str(path))
-    return done
 
 
 def static_bytes(tensors: Iterable[Tensor]) -> int:

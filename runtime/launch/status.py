@@ -68,6 +68,7 @@ class Status:
     samples_per_s: float | None
     measured_step_s: float | None
     predicted_step_s: float
+    predicted_wait_s: float  # of it, for samples
     left_s: float | None
     checkpoint: int | None  # step of the last complete one
     go_on: str  # what to type, where a run of this machine ended before its last step
@@ -103,6 +104,7 @@ def of(folder: Path) -> Status:
         samples_per_s=plan.batch.samples / step_s if step_s else None,
         measured_step_s=step_s,
         predicted_step_s=awaited_ns(plan, workers) * 1e-9,
+        predicted_wait_s=(awaited_ns(plan, workers) - plan.prediction.step_ns) * 1e-9,
         left_s=_left_s(job, steps) if state == "running" else None,
         checkpoint=last,
         go_on=_go_on(paths, job) if queued is None and last is not None and state not in ENOUGH else "",
@@ -179,8 +181,10 @@ def status_text(status: Status) -> str:
     loss = f", loss {status.loss:.6g}" if status.loss is not None else ""
     lines.append(f"step {status.step} of {status.steps}{loss}")
     if status.measured_step_s is not None and status.samples_per_s is not None:
+        waits = f", {format_duration(status.predicted_wait_s * 1e9)} of it for samples"
+        predicted = format_duration(status.predicted_step_s * 1e9) + waits * (status.predicted_wait_s > 0)
         lines.append(
-            f"{format_duration(status.measured_step_s * 1e9)} a step (predicted {format_duration(status.predicted_step_s * 1e9)}), "
+            f"{format_duration(status.measured_step_s * 1e9)} a step (predicted {predicted}), "
             f"{status.samples_per_s:.4g} samples a second"
             + (f", {format_duration(status.left_s * 1e9)} left" if status.left_s is not None else "")
         )

@@ -133,9 +133,9 @@ class Options(Part):
     def _check(self) -> Options:
         for key, value in self.sbatch.items():
             if key in OURS:
-                raise files.wrong(
-                    f"sets what comes from {OURS[key]}", allowed="other options", key=("sbatch", key)
-                )
+                own = f"`{OURS[key]}` of a site file, which --site names"
+                allowed = own if OURS[key] in Options.model_fields else "other options"
+                raise files.wrong(f"sets what comes from {OURS[key]}", allowed=allowed, key=("sbatch", key))
             if key in NAMED:
                 raise files.wrong(
                     "has a key of its own beside sbatch",

@@ -91,7 +91,7 @@ def pick(state: SearchState, configurations: list[Configuration]) -> None:
     looked = [state.look(shape) for shape in ahead if meter.spent_ns < most]
     known = [tried for tried in looked if tried is not None]
     if state.instance.pins.stages is None:
-        known = sorted(known, key=lambda tried: (_even_ns(state, tried), tried.shape))
+        known = sorted(known, key=lambda tried: (even_ns(state, tried), tried.shape))
     chosen = [
         *known[: limits.FIRST_ANSWERS],
         *(tried for tried in known if firsts[tried.shape.family] == tried.shape),
@@ -173,7 +173,7 @@ def _hopeless(state: SearchState, tried: ConfigurationState) -> bool:
 
     Also returns True for a lone worker with more chunks that is no better at first than fewer chunks came to.
     """
-    ns, own = _even_ns(state, tried), tried.shape
+    ns, own = even_ns(state, tried), tried.shape
     fewer = [
         other.answer.ns
         for shape, other in state.tried.items()
@@ -184,8 +184,8 @@ def _hopeless(state: SearchState, tried: ConfigurationState) -> bool:
     return ns > limits.HOPE * state.limit or ns >= min(fewer, default=UNFIT_NS)
 
 
-def _even_ns(state: SearchState, tried: ConfigurationState) -> int:
-    """Returns the time of the best even cut, whether it fits or not."""
+def even_ns(state: SearchState, tried: ConfigurationState) -> int:
+    """Returns the nanoseconds of the best even cut of a configuration, whether it fits or not."""
     known = state.instance.kept.even_ns
     if tried.shape not in known or not tried.problem.roomless:
         known[tried.shape] = int(tried.problem.times(starts(tried.problem), 0).min())

@@ -1,23 +1,26 @@
-"""Reschedules the orders of the best plans: each new order enters the search as a configuration of its own.
+"""What enters a search behind its first answers: variants with less memory, and orders listed anew.
 
-An order is fixed within its configuration, because path rows hold for one order only. So the library of orders grows
-between searches, never during one.
+Where memory excludes what is promising, variants that recompute or share are answered (`spare`). Each rescheduled order
+enters the search as a configuration of its own (`grow`): an order is fixed within its configuration, because path rows
+hold for one order only. So the library of orders grows between searches, never during one.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from planner.errors import BadInput
-from planner.milp import limits
+from planner.milp import infeasible, limits
 from planner.milp.configurations.configurations import Configuration
 from planner.milp.cut.frozen_order import Order
 from planner.milp.cut.problem import CutProblem
+from planner.milp.instance import short_bytes
+from planner.milp.search import pick
 from planner.milp.search.descent import UNFIT_NS, Answer, descend, judge
 from planner.milp.write_plan import hops, stage_times
 from planner.plan import Hop, StageTimes
@@ -28,6 +31,46 @@ if TYPE_CHECKING:
     from planner.milp.search.state import ConfigurationState, SearchState
 
 _LISTING_NS = 250_000.0  # work of rescheduling one action, by the meter
+
+
+def spare(state: SearchState) -> None:
+    """Answers variants with less memory of configurations whose even cuts are faster than any answer, and do not fit.
+
+    Args: `state` has the first answers; the fastest even cuts come first.
+    """
+    if state.instance.pins.stages is not None:
+        return
+    meter = state.instance.meter
+    most = meter.spent_ns + limits.SPARED_WORK * state.effort.work_ns
+    tight = [tried for tried in state.tried.values() if tried.answer is None]
+    ranked = sorted((pick.even_ns(state, tried), tried.shape) for tried in tight)
+    for even, shape in ranked[: limits.SPARED]:
+        for other in pick.thriftier(state.instance, shape) if even < state.limit else ():
+            near = state.least_ns(other) <= state.limit - 1 and short_bytes(state.instance, other) <= 0
+            if near and meter.spent_ns < most and (tried := state.look(other)) is not None:
+                state.answer(tried, work_ns=limits.PICK_NS)
+
+
+def first_of(state: SearchState, shape: Configuration) -> None:
+    """Looks for a first plan in a configuration that a first look has left open: a proof would find it later, or never.
+
+    Args: `state` has no plan yet, or nothing is done.
+    """
+    tried = state.tried.get(shape)
+    left = tried is not None and tried.closing is not None and tried.closing.open
+    if state.limit == UNFIT_NS and tried is not None and left:
+        state.answer(tried, work_ns=limits.PICK_NS)
+
+
+def nearest(state: SearchState, shapes: Iterable[Configuration]) -> None:
+    """Takes the cut that lacks least memory as an answer, where it lacks none: so no plan is refused that fits.
+
+    Args: `shapes` were looked into; where none of them is open, memory excludes all.
+    """
+    found = infeasible.closest(state.instance, shapes, state.look) if state.open else None
+    if found is not None and found.short_bytes <= 0 and (tried := state.look(found.shape)) is not None:
+        state.take(tried, Answer(cut=found.cut, ns=int(judge(tried.problem, found.cut[None, :])[0])))
+        state.answer(tried)
 
 
 def grow(state: SearchState) -> list[Configuration]:

@@ -109,6 +109,7 @@ class Waiting:
         """Takes a first look at a configuration, and adds the variants that it calls for."""
         self.add(shape)
         tight = self.state.examine(shape)
+        relist.first_of(self.state, shape)
         if not shape.listed:  # an order listed anew is for its own costs
             variants = pick.thriftier(self.state.instance, shape) if tight else self.state.faster(shape)
             for variant in list(variants):
@@ -179,6 +180,7 @@ def _run(state: SearchState, waiting: Waiting, configurations: list[Configuratio
     if state.below == UNFIT_NS:
         pick.pick(state, configurations)
         pick.take_trivial(state, set(configurations))
+        relist.spare(state)
         pick.settle(state)
     _solve_winner(state, waiting)
     best = _grow(state, waiting)
@@ -186,6 +188,8 @@ def _run(state: SearchState, waiting: Waiting, configurations: list[Configuratio
     for shape in configurations:
         waiting.add(shape)
     waiting.work_through()
+    if state.limit == UNFIT_NS:
+        relist.nearest(state, waiting.every)
     if state.limit < best:
         _grow(state, waiting)
         waiting.work_through()

@@ -50,6 +50,14 @@ def normalised(self: Sized, x: Tensor) -> Tensor:
     return self.norm(self.layer(x))
 
 
+def repeated_for_several(self: Sized, x: Tensor) -> Tensor:
+    """Repeats places for each sample but a lone one, as models of transformers do, and shifts rows as their losses do."""
+    places = torch.arange(4.0).unsqueeze(0)
+    if x.shape[0] != places.shape[0]:
+        places = places.expand(x.shape[0], -1)
+    return self.layer(F.pad(x * places, (0, 1))[:, 1:].contiguous())
+
+
 @pytest.mark.parametrize(
     ("forward", "asked", "least", "most"),
     [
@@ -59,6 +67,7 @@ def normalised(self: Sized, x: Tensor) -> Tensor:
         (at_least_ten, (16, 32), 10, 0),
         (doubled_alone, (1, 2), 2, 0),
         (normalised, (1, 2), 2, 0),
+        (repeated_for_several, (1, 2), 1, 0),
         (lambda self, x: self.layer(x), (1, 2), 1, 0),
     ],
 )

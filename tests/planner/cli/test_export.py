@@ -76,7 +76,14 @@ def test_a_plan_is_compared_with_present_settings(
     one, two = planned("one device").prediction.step_ns, planned("two stages").prediction.step_ns
     assert f"{100 * abs(1 - two / one):.3g} % {'less' if two < one else 'more'}" in line
     assert sw.run([*asked, f"--baseline={now}", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["baseline"]["step_ns"] == one
+    told = json.loads(capsys.readouterr().out)["baseline"]
+    assert told["step_ns"] == one
+    given = dict(argument.removeprefix("--").split("=", 1) for argument in asked[1:3])
+    fix = dict(argument.split("=", 2)[1:] for argument in asked if argument.startswith("--fix="))
+    plan = sw.plan(given["profile"], given["cluster"], batch=16, fix=fix, baseline=now)
+    assert plan.baseline == told
+    assert str(plan).startswith(line) and plan._repr_html_().startswith(f"<p>{line}")
+    assert sw.load_plan(tmp_path / "plan.yaml") == plan
 
 
 def test_a_plan_compared_with_its_own_export_takes_the_same(
@@ -101,7 +108,7 @@ def test_a_plan_compared_with_its_own_export_takes_the_same(
         (
             "--micro-batch-size 2 --global-batch-size 16 --fp16",
             (),
-            "cannot be priced: precision 'fp16' was not profiled",
+            "cannot be priced: trains in fp16, which was not profiled.*profile --precision fp16",
         ),
         ("--micro-batch-size 2", ("--batch=16,32",), "compared with one plan"),
         ("nothing", (), "is no configuration that is known"),

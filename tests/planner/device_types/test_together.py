@@ -168,7 +168,7 @@ def test_the_commands_take_a_profile_for_each_type(
 def test_in_python_a_list_of_profiles_plans_and_verifies_as_one() -> None:
     first, second = two(3)
     on = machines("a", "b")
-    found = shardwright.plan([first, second], on, batch=MICROS, schedules=["1f1b"])
+    found = shardwright.plan([first, second], on, batch=MICROS, schedule=["1f1b"])
     assert dump(found) == dump(planned(together([first, second], {"a", "b"}), on))
     assert shardwright.verify(found, costs=[second, first], cluster=on) == []
     assert shardwright.verify(found, costs=[first], cluster=on) != []

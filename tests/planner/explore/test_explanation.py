@@ -91,7 +91,7 @@ def test_every_share_gets_the_plan_that_it_makes_possible() -> None:
 def test_in_python_a_plan_is_made_for_a_share_as_the_command_makes_it() -> None:
     asked = small(0.1)
     given = replace(asked.profile, kept=WHOLE), asked.cluster
-    found = sw.plan(*given, batch=4, schedules=["1f1b"], kept=0.1)
+    found = sw.plan(*given, batch=4, schedule=["1f1b"], kept=0.1)
     assert dump(found) == dump(solve(asked))
     with pytest.raises(BadInput, match=r"several shares: 0\.1,0\.2"):
         sw.plan(*given, batch=4, kept="0.1,0.2")
@@ -209,7 +209,5 @@ def test_where_nothing_is_out_of_order_nothing_is_said_of_it(tight: Explanation)
 
 def test_the_overhead_is_told_as_a_share_of_all_computing_on_one_device(tight: Explanation) -> None:
     told = text(replace(tight, overhead=Lemma(ratio=0.25, devices=64)))
-    assert (
-        "what is not computing takes 25.0 % of the time that all computing would take on one device" in told
-    )
-    assert "more devices cannot be more than 5 times as fast as one" in told
+    assert "if what is not computing stays as it is (25.0 % of all computing on one device)" in told
+    assert "no number of them is more than 5 times as fast as one" in told

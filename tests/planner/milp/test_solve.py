@@ -10,7 +10,7 @@ import pytest
 
 from planner.cluster import Cluster, NodeGroup, Rates, with_node_groups
 from planner.errors import BadInput, Infeasible
-from planner.milp import Effort, Question, solve
+from planner.milp import Effort, Question, effort_named, solve
 from planner.plan import Plan, dump
 from planner.profile import Profile
 from planner.verify import violations
@@ -285,6 +285,23 @@ def test_less_memory_than_is_named_as_the_nearest_is_not_enough(memory: int) -> 
     assert plan_of(costs, cluster(1, memory=memory + more), 1)
     with pytest.raises(Infeasible):
         solve(Question(profile=costs, cluster=cluster(1, memory=memory + more - 1), batch=1))
+
+
+@pytest.mark.parametrize(
+    ("devices", "memory", "fix"),
+    [
+        (2, 181_813, {"pipeline": 1}),
+        (4, 168_890, {"pipeline": 1}),
+        (1, 223_811, {}),
+        (2, 142_950, {"pipeline": 2}),
+    ],
+)
+def test_the_least_effort_finds_a_plan_where_memory_leaves_few(
+    devices: int, memory: int, fix: dict[str, object]
+) -> None:
+    costs, machines = keeping(profile(chain(6, 0)), 1), cluster(devices, memory=memory)
+    plan = solve(Question(profile=costs, cluster=machines, batch=4, fix=fix, effort=effort_named("quick")))
+    assert violations(plan, profile=costs, cluster=machines) == []
 
 
 def test_a_pin_in_the_way_is_named_as_the_nearest_change() -> None:

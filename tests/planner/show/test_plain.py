@@ -32,7 +32,7 @@ def loss(outputs, targets):
 def test_a_layer_without_a_row_is_named_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "small.py").write_text(CONVOLUTIONS)
     found = shardwright.profile(
-        tmp_path / "small.py", device="roofline:H100-80GB", micros=(1,), grids=[(2,), (2, 2)]
+        tmp_path / "small.py", device="roofline:H100-80GB", micro=(1,), spatial=[(2,), (2, 2)]
     )
     told = text(found)
     assert (

@@ -14,7 +14,7 @@ import shardwright as sw
 
 pl: Any = pytest.importorskip("lightning.pytorch")
 CLUSTER = Path(__file__).parents[3] / "plans" / "clusters" / "laptop.yaml"
-PINNED: dict[str, Any] = {"fix": {"pipeline": 2, "data": 1, "micro": 4}, "schedules": ["1f1b"]}
+PINNED: dict[str, Any] = {"fix": {"pipeline": 2, "data": 1, "micro": 4}, "schedule": ["1f1b"]}
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's own
 
 
@@ -90,10 +90,10 @@ def test_a_module_with_its_loader_is_a_workload_for_machines_that_are_not_here(t
     net, loader = Net(), DataLoader(samples(), batch_size=8)
     mine = sw.Workload(net, loader=loader, folder=tmp_path / "net.model")
     assert net._trainer is None and "log" not in vars(net), "the module is left as it was"
-    costs = sw.profile(mine, device="roofline:A100-80GB", micros=(4,), precision="fp32")
-    plan = sw.plan(costs, "a100x8", nodes=16, batch=512, schedules=["1f1b"], effort="quick")
+    costs = sw.profile(mine, device="roofline:A100-80GB", micro=(4,), precision="fp32")
+    plan = sw.plan(costs, "a100x8", nodes=16, batch=512, schedule=["1f1b"], effort="quick")
     assert sw.verify(plan, costs=costs, cluster="a100x8", nodes=16) == []
-    how: dict[str, Any] = {"schedules": ["1f1b"], "effort": "quick", "fix": {"data": 1, "pipeline": 2}}
+    how: dict[str, Any] = {"schedule": ["1f1b"], "effort": "quick", "fix": {"data": 1, "pipeline": 2}}
     run = sw.launch(sw.plan(costs, CLUSTER, batch=8, **how), tmp_path / "run", steps=10, on="local")
     _, seen, _ = fitted("auto", tmp_path / "a")
     assert list(run.wait().check().losses.values()) == pytest.approx(seen.losses, rel=1e-6)

@@ -27,7 +27,7 @@ def test_ten_steps_on_two_ranks_are_those_of_one_process_and_the_module_is_train
         cluster=CLUSTER,
         steps=10,
         fix={"pipeline": 2, "data": 1, "micro": 4},
-        schedules=["1f1b"],
+        schedule=["1f1b"],
         folder=tmp_path / "run",
         seed=3,
     )

@@ -15,7 +15,7 @@ pytest.importorskip("accelerate")  # without it, transformers has no Trainer
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
 CLUSTER = Path(__file__).parents[3] / "plans" / "clusters" / "laptop.yaml"
-PINNED: dict[str, Any] = {"fix": {"pipeline": 2, "data": 1, "micro": 2}, "schedules": ["1f1b"]}
+PINNED: dict[str, Any] = {"fix": {"pipeline": 2, "data": 1, "micro": 2}, "schedule": ["1f1b"]}
 TOLD = ("loss", "learning_rate", "grad_norm")
 
 

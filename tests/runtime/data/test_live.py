@@ -111,7 +111,7 @@ def test_a_live_model_trains_as_a_loop_by_hand_does(tmp_path: Path) -> None:
     workload = live_workload(
         module, None, nn.functional.mse_loss, loader, LiveLoop(optimizer=optimizer), tmp_path / "net.model"
     )
-    costs = sw.profile(workload, device="roofline:H100-80GB", micros=(2,), precision="fp32")
+    costs = sw.profile(workload, device="roofline:H100-80GB", micro=(2,), precision="fp32")
     plan = sw.plan(costs, LAPTOP, batch=4, fix={"data": 1, "pipeline": 2, "micro": 2})
     losses = launch_inline(plan, tmp_path / "run", steps=3).losses
     assert all(torch.equal(start[name], x) for name, x in module.state_dict().items() if name != "0.weight")

@@ -66,9 +66,9 @@ def test_what_is_no_run_is_said(folder: Path) -> None:
 
 
 def test_a_plan_from_a_file_is_asked_further_with_its_costs_alone(folder: Path) -> None:
-    costs = sw.profile("mlp", device="roofline:cpu", micros=(1, 2), layers=3)
+    costs = sw.profile("mlp", device="roofline:cpu", micro=(1, 2), layers=3)
     with pytest.raises(BadInput, match="another model"):
         sw.load_plan(PLAN, costs=costs, cluster="plans/clusters/laptop.yaml")
-    own = sw.profile("mlp", device="roofline:cpu", micros=(1, 2, 4, 8))
+    own = sw.profile("mlp", device="roofline:cpu", micro=(1, 2, 4, 8))
     plan = sw.load_plan(PLAN, costs=own, cluster="plans/clusters/laptop.yaml")
     assert plan.what_if(batch=8, pipeline=2).batch.samples == 8

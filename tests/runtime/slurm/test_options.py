@@ -39,6 +39,7 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"sbatch": {"nodes": "9"}}, "sbatch.nodes: sets what comes from the plan's places"),
     ({"sbatch": {"output": "/etc/x"}}, "sets what comes from the run folder"),
     ({"sbatch": {"wrap": "id"}}, "sets what comes from the command launch"),
+    ({"sbatch": {"cpus-per-task": "12"}}, "`cpus_per_task` of a site file, which --site names"),
     ({"sbatch": {"partition": "x"}}, r"has a key of its own beside sbatch \(allowed: partition: x\)"),
     ({"sbatch": {"mail type": "END"}}, "long name of an option"),
     ({"sbatch": {"comment=x --uid": "0"}}, "long name of an option"),
