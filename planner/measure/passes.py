@@ -288,15 +288,6 @@ class CudaClock:
         self._open.clear()
 
 
-def took(clock: Clock, action: Callable[[], object], times: int = 1) -> list[float]:
-    """Returns the seconds of an action, one for each of so many times in a row."""
-    found: list[float] = []
-    for _ in range(times):
-        clock.time(action, found)
-    clock.settle()
-    return found
-
-
 def clock_of(device: str) -> Clock:
     """Returns the clock for a device: events on a GPU, processor time for a single thread, else wall time.
 
