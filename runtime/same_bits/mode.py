@@ -15,7 +15,6 @@ from runtime.same_bits.places import SUMS, each_alone, rounds, sums_alone, threa
 from runtime.same_bits.products import in_blocks, of_pairs
 
 ATEN = torch.ops.aten
-_BACKENDS: Final[tuple[Any, ...]] = (torch.backends.cudnn, torch.backends.cuda.matmul)
 MADE: Final = frozenset(
     (*SUMS, ATEN.mm.default, ATEN.addmm.default, ATEN.bmm.default)
 )  # in ways of their own
@@ -36,12 +35,11 @@ class SameBits(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._before: list[bool] = []
+        self._rounding = False
 
     def __enter__(self) -> Self:
-        self._before = [each.allow_tf32 for each in _BACKENDS]
-        for each in _BACKENDS:
-            each.allow_tf32 = False
+        self._rounding = torch._C._get_cudnn_allow_tf32()
+        torch._C._set_cudnn_allow_tf32(False)
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -49,8 +47,7 @@ class SameBits(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         super().__exit__(kind, error, where)  # type: ignore[no-untyped-call]
-        for each, allowed in zip(_BACKENDS, self._before, strict=True):
-            each.allow_tf32 = allowed
+        torch._C._set_cudnn_allow_tf32(self._rounding)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from functools import partial
 from pathlib import Path
 
@@ -60,10 +61,20 @@ def test_each_rank_sees_one_gpu_which_ranks_share_only_where_there_are_too_few(
     assert ("NCCL_HOSTID" in environment) == shares
 
 
-def test_a_run_on_the_host_sees_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("device", "seen"), [("cpu", "-1"), ("cuda", "0")])
+def test_a_run_on_the_host_sees_no_gpu(
+    device: str, seen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Started:
+        pid = os.getpid()
+
+    given: list[dict[str, str]] = []
+
+    def start(command: list[str], *, env: dict[str, str] | None, **rest: object) -> Started:
+        given.append(dict(os.environ) if env is None else env)
+        return Started()
+
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    handle = launch_local(plans.load(PLAN), tmp_path / "run", steps=1)
-    pid = handle.backend.process.pid  # type: ignore[union-attr]
-    told = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    handle.wait().check()
-    assert b"CUDA_VISIBLE_DEVICES=-1" in told and os.environ["CUDA_VISIBLE_DEVICES"] == "0"
+    monkeypatch.setattr(subprocess, "Popen", start)
+    launch_local(plans.load(PLAN), tmp_path / "run", steps=1, device=device)
+    assert [each["CUDA_VISIBLE_DEVICES"] for each in given] == [seen]
