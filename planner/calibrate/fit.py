@@ -13,15 +13,15 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, zip_longest
-from statistics import fmean, median, quantiles
+from statistics import fmean, median
 from typing import Literal, NamedTuple
 
-from planner.calibrate.refine import Sample, line_through, nominal_plan, repredicted, surplus
-from planner.cluster import Correction, Corrections
+from planner.calibrate.refine import nominal_plan, repredicted, surplus
+from planner.cluster import Correction, Corrections, Sample, correction_by, half_range, nine_of_ten, rounded
 from planner.errors import BadInput
 from planner.plan import Plan, coordinates, rank_of, world_size
 from planner.schedule import Kind
-from planner.timeline import COLLECTIVE, WARM_UP_STEPS, Event, Timeline
+from planner.timeline import COLLECTIVE, WARM_UP_STEPS, Event, Timeline, converting_ns
 
 _HALVES = {Kind.I.value, Kind.W.value}
 _WAITED_NS = 20_000  # after a shorter wait the message was there already
@@ -85,6 +85,19 @@ class Observation:
             for rank in range(world_size(self.plan.axes))
         }
 
+    @cached_property
+    def converting(self) -> dict[tuple[str, int], Sample]:
+        """Returns what conversions were planned to take of each kind of action and took, by its name and stage.
+
+        Empty where the run did not record them: they then count with computing, as planned and as measured.
+        """
+        ways = {"F": "forward", "R": "forward", "B": "backward", "I": "backward"}
+        return {
+            (name, stage): Sample(getattr(self.nominal.times[stage], f"{ways[name]}_conversions_ns"), ns)
+            for (name, stage), ns in converting_ns(self.timeline, self.steps).items()
+            if name in ways
+        }
+
 
 class EventTimes(NamedTuple):
     """One action of a rank, and what it waited before and took after."""
@@ -110,7 +123,8 @@ def _rows(timeline: Timeline) -> Iterator[EventTimes]:
 def fit(runs: Sequence[Observation]) -> Corrections:
     """Returns corrections from several runs of one kind, with the error that they leave.
 
-    The error is that of predicting each run by the corrections of the others, where there are more than two.
+    The error is that of predicting each run by the corrections of the others, where there are more than two. Runs of
+    more than two plans are predicted by those of other plans alone, since a plan's own runs know more of it than others.
 
     Args: `runs` all compute, or all sleep in the place of computing.
     Raises: BadInput where there are no runs, runs of both kinds, or too few steps in one.
@@ -119,15 +133,26 @@ def fit(runs: Sequence[Observation]) -> Corrections:
         raise BadInput("no runs", where="calibrate", allowed="one or more")
     if len({run.content for run in runs}) > 1:
         raise BadInput("runs whose stages sleep and runs that compute", where="calibrate", allowed="one kind")
-    found = _fit(runs, 0.0)
-    left_out = [
-        (_fit([run for run in runs if run is not out], 0.0) if len(runs) > 2 else found, out) for out in runs
-    ]
+    found, plans = _fit(runs, 0.0), len({run.nominal.model_dump_json() for run in runs})
     errors = [
-        abs(run.step_ns / repredicted(run.nominal, row).prediction.step_ns - 1) for row, run in left_out
+        abs(run.step_ns / repredicted(run.nominal, row).prediction.step_ns - 1)
+        for row, run in _left_out(runs, found)
     ]
     own = median(half_range(list(run.lengths_ns.values())) / run.step_ns for run in runs)
-    return found.model_copy(update={"step_spread": round(max(own, _high(errors)), 4)})
+    return found.model_copy(update={"step_spread": round(max(own, nine_of_ten(errors, plans)), 4)})
+
+
+def _left_out(runs: Sequence[Observation], found: Corrections) -> Iterator[tuple[Corrections, Observation]]:
+    """Yields each run with the corrections that it is judged by.
+
+    Args: `found` are those of all runs.
+    """
+    plans = [run.nominal.model_dump_json() for run in runs]
+    names: Sequence[object] = plans if len(set(plans)) > 2 else range(len(runs))
+    for name in dict.fromkeys(names):
+        others = [run for run, own in zip(runs, names, strict=True) if own != name]
+        row = _fit(others, 0.0) if len(set(names)) > 2 else found
+        yield from ((row, run) for run, own in zip(runs, names, strict=True) if own == name)
 
 
 def _fit(runs: Sequence[Observation], step_spread: float) -> Corrections:
@@ -138,34 +163,17 @@ def _fit(runs: Sequence[Observation], step_spread: float) -> Corrections:
         backward=_action(runs, {Kind.B.value}),
         input_grad=halves,
         weight_grad=halves,
-        update=_line(
+        update=correction_by(
             [sample for run in runs for sample in _durations(run, {Kind.STEP.value}).values()],
             proportional=True,
         ),
-        hop=_line([sample for run in runs for sample in _hops(run)]),
-        sum=_line([sample for run in runs for sample in _sums(run)]),
+        hop=correction_by([sample for run in runs for sample in _hops(run)]),
+        sum=correction_by([sample for run in runs for sample in _sums(run)]),
+        conversion=_conversion(runs),
         memory=surplus([(run.plan, run.timeline) for run in runs]),
         step_spread=step_spread,
         rests_on=tuple(run.name for run in runs),
     )
-
-
-def _high(errors: Sequence[float]) -> float:
-    """Returns the error that nine runs of ten stay below."""
-    return (
-        errors[0] if len(errors) == 1 else min(max(errors), quantiles(errors, n=10, method="inclusive")[-1])
-    )
-
-
-def half_range(values: Sequence[float]) -> float:
-    """Returns half the distance between the quartiles of values in any order; 0 for fewer than two.
-
-    Args: `values` are in any unit.
-    """
-    if len(values) < 2:
-        return 0.0
-    low, _, high = quantiles(values, n=4, method="inclusive")
-    return (high - low) / 2
 
 
 def _action(runs: Sequence[Observation], kinds: Collection[str]) -> Correction | None:
@@ -184,7 +192,7 @@ def _action(runs: Sequence[Observation], kinds: Collection[str]) -> Correction |
     if not factors:
         return None
     factor = median(factors)
-    return _rounded(median(gaps), factor, half_range(ratios) / factor, len(ratios))
+    return rounded(median(gaps), factor, half_range(ratios) / factor, len(ratios))
 
 
 def _durations(run: Observation, kinds: Collection[str]) -> dict[object, Sample]:
@@ -201,8 +209,19 @@ def _durations(run: Observation, kinds: Collection[str]) -> dict[object, Sample]
     for (stage, name), times in taken.items():
         planned, measured = found.get(stage, Sample(0.0, 0.0))
         own = getattr(run.nominal.times[stage], f"{names[name]}_ns")
-        found[stage] = Sample(planned + own, measured + fmean(times))
+        apart = run.converting.get((name, stage), Sample(0.0, 0.0))
+        found[stage] = Sample(planned + own - apart.planned, measured + fmean(times) - apart.measured)
     return found
+
+
+def _conversion(runs: Sequence[Observation]) -> Correction | None:
+    """Returns the correction of conversions: the median factor of the runs that have any."""
+    every = [[x for x in run.converting.values() if x.planned] for run in runs]
+    factors = [sum(x.measured for x in own) / sum(x.planned for x in own) for own in every if own]
+    if not factors:
+        return None
+    ratios = [x.measured / x.planned for own in every for x in own]
+    return rounded(0.0, median(factors), half_range(ratios) / median(factors), len(ratios))
 
 
 def _hops(run: Observation) -> Iterator[Sample]:
@@ -272,23 +291,3 @@ def _covered(spans: Sequence[tuple[int, int]]) -> int:
         total += max(0, end - max(start, reached))
         reached = max(reached, end)
     return total
-
-
-def _line(samples: Sequence[Sample], *, proportional: bool = False) -> Correction | None:
-    """Returns the correction `measured = start + factor * planned`. Where sizes are too alike to tell the two
-    apart, what goes beyond the plan is the start, or the factor if `proportional`.
-    """
-    if not samples:
-        return None
-    start, factor = line_through(samples, proportional)
-    ratios = [s.measured / fitted for s in samples if (fitted := start + factor * s.planned) > 0]
-    return _rounded(start, factor, half_range(ratios), len(samples))
-
-
-def _rounded(start_ns: float, factor: float, spread: float, samples: int) -> Correction:
-    return Correction(
-        start_s=round(max(start_ns, 0.0)) * 1e-9,
-        factor=float(f"{factor:.4g}"),
-        spread=float(f"{spread:.3g}"),
-        samples=samples,
-    )

@@ -13,10 +13,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import ceil, floor
 from statistics import median
-from typing import NamedTuple
 
 from planner.arrays import NS_PER_S
-from planner.cluster import Cluster, Correction, Corrections, MemoryCorrection, NodeGroup, with_node_groups
+from planner.cluster import (
+    Cluster,
+    Correction,
+    Corrections,
+    MemoryCorrection,
+    NodeGroup,
+    Sample,
+    line_through,
+    with_node_groups,
+)
 from planner.errors import BadInput
 from planner.plan import Hop, Plan, StageTimes, coordinates
 from planner.schedule import Kind, Overlap, Schedule, generate, overlap_of, overlapped, with_recompute
@@ -181,14 +189,25 @@ def _with_times(plan: Plan, by: Corrections, change: _Change, fitted: Correction
 
 
 def _stage(times: StageTimes, by: Corrections, change: _Change) -> StageTimes:
+    """Returns times of which computing and conversions have each been changed by themselves."""
+    ahead, back = times.forward_conversions_ns, times.backward_conversions_ns
+
+    def moved(ns: int) -> int:
+        return change(by.conversion, ns) if ns else 0
+
+    def with_moved(correction: Correction | None, ns: int, conversions_ns: int) -> int:
+        return change(correction, max(0, ns - conversions_ns)) + moved(min(ns, conversions_ns))
+
     return StageTimes(
-        forward_ns=change(by.forward, times.forward_ns),
-        backward_ns=change(by.backward, times.backward_ns),
-        input_grad_ns=change(by.input_grad, times.input_grad_ns),
+        forward_ns=with_moved(by.forward, times.forward_ns, ahead),
+        backward_ns=with_moved(by.backward, times.backward_ns, back),
+        input_grad_ns=with_moved(by.input_grad, times.input_grad_ns, back),
         weight_grad_ns=change(by.weight_grad, times.weight_grad_ns),
-        recompute_ns=change(by.forward, times.recompute_ns) if times.recompute_ns else 0,
+        recompute_ns=with_moved(by.forward, times.recompute_ns, ahead) if times.recompute_ns else 0,
         sync_ns=change(by.sum, times.sync_ns) if times.sync_ns else 0,
         step_ns=change(by.update, times.step_ns),
+        forward_conversions_ns=moved(ahead),
+        backward_conversions_ns=moved(back),
     )
 
 
@@ -241,40 +260,3 @@ def with_corrections(cluster: Cluster, fitted: Corrections) -> Cluster:
 
     nodes = tuple(map(wider, cluster.nodes))
     return with_node_groups(cluster.model_copy(update={"fitted": fitted}), nodes)
-
-
-class Sample(NamedTuple):
-    """One stage's action, update or sum, one hop, or one peak of a run: as planned, and the mean of what was
-    measured.
-    """
-
-    planned: float
-    measured: float
-
-
-def line_through(samples: Sequence[Sample], proportional: bool) -> tuple[float, float]:
-    """Returns the start and the factor of the line `measured = start + factor * planned`; neither is negative.
-
-    Relative errors count, so that small sizes are heard.
-
-    Args: `proportional` puts what goes beyond the plan into the factor where sizes are too alike to tell.
-    """
-    sizes = [s.planned for s in samples if s.planned > 0]
-    if len(sizes) < 3 or max(sizes) < 2 * min(sizes):
-        return _by_the_middle(samples, proportional)
-    weights = [1 / max(s.measured, 1.0) ** 2 for s in samples]
-    total = sum(weights)
-    x = sum(w * s.planned for w, s in zip(weights, samples, strict=True)) / total
-    y = sum(w * s.measured for w, s in zip(weights, samples, strict=True)) / total
-    over = sum(w * (s.planned - x) * (s.measured - y) for w, s in zip(weights, samples, strict=True))
-    slope = over / sum(w * (s.planned - x) ** 2 for w, s in zip(weights, samples, strict=True))
-    if slope <= 0 or y - slope * x < 0:
-        return _by_the_middle(samples, proportional)
-    return y - slope * x, slope
-
-
-def _by_the_middle(samples: Sequence[Sample], proportional: bool) -> tuple[float, float]:
-    beyond = median(s.measured - s.planned for s in samples)
-    if beyond >= 0 and not proportional:
-        return beyond, 1.0
-    return 0.0, max(1e-3, median([s.measured / s.planned for s in samples if s.planned] or [1.0]))

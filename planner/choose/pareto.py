@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from planner.choose.folded import folded
 from planner.choose.options import decisions_of
-from planner.choose.prices import NOT_STORED, LayoutPrice, Storing, anywhere, price, resting_in
+from planner.choose.prices import NOT_STORED, LayoutPrice, PricedParts, Storing, anywhere, price, resting_in
 from planner.choose.program import program
 from planner.choose.solve import LayoutProgram, Solver
 from planner.choose.work import GroupWork
@@ -74,16 +74,17 @@ def _on_mesh(
     decisions = decisions_of(folded(work.operations), on.mesh, trained, work.resolved)
     storing = anywhere(on.mesh)
     asked = program(decisions, work, on, storing)
-    for worth, choice in explored(asked, work, on, solver, storing):
+    known = PricedParts(work, on)
+    for worth, choice in explored(asked, work, on, solver, storing, known):
 
         def cost(graph: LocalGraph, worth: float = worth) -> float:
-            priced = price(graph, work, on)
+            priced = known.price(graph)
             return priced.ns + worth * priced.bytes
 
         resting = resting_in(graph_of(work, decisions, choice), work, on, storing, worth)
         lines = as_read(lines_of(work, decisions, choice, cost, resting))
         graph = graph_by(work, on.mesh, lines, decisions.laid_whole, decisions.graph.stands_for)
-        found = of_plan(on.mesh, lines) if of_plan is not None else price(graph, work, on)
+        found = of_plan(on.mesh, lines) if of_plan is not None else known.price(graph)
         yield ChosenLayout(on=on, lines=lines, price=found, graph=graph)
 
 
@@ -93,6 +94,7 @@ def explored(
     on: MeshOnCluster,
     solver: Solver | None = None,
     storing: Storing = NOT_STORED,
+    known_parts: PricedParts | None = None,
 ) -> list[tuple[float, list[int]]]:
     """Returns the choices of one mesh that are best at some price of memory, each with such a price."""
     known: dict[object, tuple[float, list[int]]] = {}
@@ -102,7 +104,7 @@ def explored(
         graph = graph_of(work, asked.decisions, choice)
         resting = resting_in(graph, work, on, storing, worth)
         known.setdefault((tuple(choice), tuple(resting.items())), (worth, choice))
-        return price(graph, work, on, storing, worth)
+        return price(graph, work, on, storing, worth, known_parts)
 
     fast = at(0.0)
     small = at(_DEAR * fast.ns / max(fast.bytes, 1.0))

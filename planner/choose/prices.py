@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Literal, NamedTuple
 
@@ -124,32 +124,85 @@ def kept_tensors(local: LocalOperation, trained: frozenset[str]) -> Iterator[tup
 NOT_STORED = Storing()
 
 
+@dataclass(frozen=True)
+class PricedParts:
+    """What parts of a layout take, on one mesh: many layouts are compared that have most of their parts in common."""
+
+    work: GroupWork
+    on: MeshOnCluster
+    _done: dict[int, tuple[LocalOperation, float]] = field(default_factory=dict)
+    _kept: dict[int, tuple[LocalOperation, tuple[tuple[str, GroupLayout], ...]]] = field(default_factory=dict)
+    _moved: dict[object, float] = field(default_factory=dict)
+    _held: dict[object, tuple[HeldPrice, ...]] = field(default_factory=dict)
+    _prices: dict[object, tuple[LocalGraph, LayoutPrice]] = field(default_factory=dict)
+
+    def price(self, graph: LocalGraph) -> LayoutPrice:
+        """Returns the price of a layout, which is reckoned once for all lines that give the same operations."""
+        key = tuple(map(id, graph.placed)), tuple(graph.states.items())
+        # The graph is kept, so that no other operation gets the place in memory of one of its own.
+        if key not in self._prices:
+            self._prices[key] = graph, price(graph, self.work, self.on, parts_known=self)
+        return self._prices[key][1]
+
+    def done_ns(self, local: LocalOperation) -> float:
+        """Returns the nanoseconds of an operation of a rank."""
+        found = self._done.get(id(local))
+        if found is None or found[0] is not local:
+            ns = self.work.time_ns(local.operation.name, share_done(local, self.on.mesh))
+            found = self._done[id(local)] = local, ns
+        return found[1]
+
+    def kept(self, local: LocalOperation, trained: frozenset[str]) -> tuple[tuple[str, GroupLayout], ...]:
+        """Returns the tensors that an operation keeps for its backward pass; what has a gradient is always the same."""
+        found = self._kept.get(id(local))
+        if found is None or found[0] is not local:
+            found = self._kept[id(local)] = local, tuple(kept_tensors(local, trained))
+        return found[1]
+
+    def moved_ns(self, found: Conversion, again: bool) -> float:
+        """Returns the nanoseconds of a conversion, forward and backward."""
+        key = found.steps[0].source, found.target, found.trained, found.gathers_parameter, found.again, again
+        if key not in self._moved:
+            size, trained, more = self.work.element_bytes, found.trained, int(again)
+            if found.gathers_parameter:
+                size, trained, more = self.work.gradient_bytes, True, found.again
+            self._moved[key] = sum(self.on.passage_ns(found.steps, size, trained=trained, again=more))
+        return self._moved[key]
+
+    def held(self, layout: GroupLayout, storing: Storing) -> tuple[HeldPrice, ...]:
+        """Returns what `held_prices` says of a trained parameter."""
+        key = layout, storing
+        if key not in self._held:
+            self._held[key] = held_prices(layout, self.work, self.on, storing)
+        return self._held[key]
+
+
 def price(
-    graph: LocalGraph, work: GroupWork, on: MeshOnCluster, storing: Storing = NOT_STORED, worth: float = 0.0
+    graph: LocalGraph,
+    work: GroupWork,
+    on: MeshOnCluster,
+    storing: Storing = NOT_STORED,
+    worth: float = 0.0,
+    parts_known: PricedParts | None = None,
 ) -> LayoutPrice:
     """Returns the price of a layout of a whole model.
 
-    Args: `worth` are the nanoseconds that a byte is worth, by which the way to hold each parameter is chosen.
+    Args: `worth` are the nanoseconds that a byte is worth, by which the way to hold each parameter is chosen;
+        `parts_known` is kept by a caller that asks for many layouts of one model on one mesh.
     """
+    known = parts_known or PricedParts(work, on)
     again = storing.again == "all"
-    compute = sum(work.time_ns(x.operation.name, share_done(x, graph.mesh)) for x in graph.placed)
-    convert = sum(
-        sum(
-            on.passage_ns(x.steps, work.gradient_bytes, trained=True, again=x.again)
-            if x.gathers_parameter
-            else on.passage_ns(x.steps, work.element_bytes, trained=x.trained, again=again)
-        )
-        for x in conversions_of(graph)
-    )
+    compute = sum(map(known.done_ns, graph.placed))
+    convert = sum(known.moved_ns(x, again) for x in conversions_of(graph))
     sums, states, parts = 0.0, 0.0, 0
-    for way in _ways(graph, work, on, storing, worth).values():
+    for way in _ways(graph, known, storing, worth).values():
         sums, states, parts = sums + way.ns, states + way.bytes, parts + bool(way.stored)
     return LayoutPrice(
         compute_ns=compute * work.micros,
         convert_ns=convert * work.micros,
         sum_ns=sums,
         state_bytes=states,
-        kept_bytes=sum(kept_bytes(graph, work).values()),
+        kept_bytes=sum(kept_bytes(graph, work, known).values()),
         stored=parts,
     )
 
@@ -161,16 +214,14 @@ def resting_in(
 
     Args: all are those of `price`.
     """
-    ways = _ways(graph, work, on, storing, worth)
+    ways = _ways(graph, PricedParts(work, on), storing, worth)
     return {name: way.stored for name, way in ways.items() if way.stored}
 
 
-def _ways(
-    graph: LocalGraph, work: GroupWork, on: MeshOnCluster, storing: Storing, worth: float
-) -> Mapping[str, HeldPrice]:
+def _ways(graph: LocalGraph, known: PricedParts, storing: Storing, worth: float) -> Mapping[str, HeldPrice]:
     """Returns how each trained parameter is held, by what its bytes are worth."""
     return {
-        name: min(held_prices(graph.states[name], work, on, storing), key=lambda x: x.ns + worth * x.bytes)
+        name: min(known.held(graph.states[name], storing), key=lambda x: x.ns + worth * x.bytes)
         for name in sorted(graph.trained & set(graph.states))
     }
 
@@ -184,12 +235,13 @@ def conversions_of(graph: LocalGraph) -> Iterator[Conversion]:
     )
 
 
-def kept_bytes(graph: LocalGraph, work: GroupWork) -> Mapping[str, float]:
+def kept_bytes(graph: LocalGraph, work: GroupWork, known: PricedParts | None = None) -> Mapping[str, float]:
     """Returns the bytes that are kept for the backward pass, by the operation that first keeps them."""
     seen: set[tuple[str, GroupLayout]] = set()
     found: dict[str, float] = defaultdict(float)
     for local in graph.placed:
-        for name, layout in kept_tensors(local, graph.trained):
+        of_local = kept_tensors(local, graph.trained) if known is None else known.kept(local, graph.trained)
+        for name, layout in of_local:
             if name in graph.trained and (name, layout) not in seen:
                 seen.add((name, layout))
                 found[local.operation.name] += elements(layout, graph.mesh) * work.element_bytes

@@ -6,14 +6,16 @@ places alone, so that every solver takes the same one.
 
 from __future__ import annotations
 
+import itertools
 import warnings
 import zlib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import pulp
 
 from planner.choose.options import Decisions
@@ -22,6 +24,8 @@ from planner.choose.prices import HeldPrice
 Solver = Literal["highs", "cbc"]
 _TIE = 1e-7  # of the time: what options may differ by and count as equal
 _UNITS = 1e6  # of the objective, for numbers that solvers like
+_WHOLE = 1e-6  # what a whole number may be off by
+_POSSIBLE = "doing everything alike is always possible"
 
 
 @contextmanager
@@ -54,15 +58,25 @@ class LayoutProgram:
     model: pulp.LpProblem
     chosen: list[list[pulp.LpVariable]]  # [decision][option]
     terms: list[tuple[pulp.LpVariable, Term]]
+    _standing: _Standing | None = None  # HiGHS with this program, from its first price on
 
     def solve(self, price: float, solver: Solver | None = None) -> list[int]:
         """Returns the option of each decision that is best at a price of memory, in nanoseconds a byte."""
         with as_named_today():
-            self._set_objective(price)
-            _run(self.model, solver or ("highs" if pulp.HiGHS(msg=False).available() else "cbc"))
-        return [max(range(len(row)), key=lambda i: row[i].varValue or 0.0) for row in self.chosen]
+            if (solver or ("highs" if pulp.HiGHS(msg=False).available() else "cbc")) == "cbc":
+                self.model.setObjective(pulp.LpAffineExpression(self._objective(price)))
+                self.model.solve(pulp.PULP_CBC_CMD(msg=False, threads=1, gapRel=0.0, gapAbs=0.0))
+                assert self.model.sol_status == pulp.LpSolutionOptimal, _POSSIBLE
+                found: Sequence[float] = [x.varValue or 0.0 for row in self.chosen for x in row]
+            else:
+                if self._standing is None:
+                    self._standing = _Standing.of(self.model, [x for row in self.chosen for x in row])
+                found = self._standing.solve(self._objective(price))
+        ends = itertools.accumulate(map(len, self.chosen))
+        rows = [found[end - len(row) : end] for row, end in zip(self.chosen, ends, strict=True)]
+        return [max(range(len(row)), key=row.__getitem__) for row in rows]
 
-    def _set_objective(self, price: float) -> None:
+    def _objective(self, price: float) -> dict[pulp.LpVariable, float]:
         values: dict[pulp.LpVariable, float] = defaultdict(float)
         for variable, term in self.terms:
             values[variable] += term.at(price)
@@ -72,12 +86,49 @@ class LayoutProgram:
             for o, x in enumerate(row):
                 charge = 1 + o + zlib.crc32(f"{d}:{o}".encode()) / 2**32
                 objective[x] = objective.get(x, 0.0) + _TIE * _UNITS * charge / len(row) / len(self.chosen)
-        self.model.setObjective(pulp.LpAffineExpression(objective))
+        return objective
 
 
-def _run(model: pulp.LpProblem, solver: Solver) -> None:
-    if solver == "highs":
-        model.solve(pulp.HiGHS(msg=False, threads=1, gapRel=0.0, mip_abs_gap=0.0))
-    else:
-        model.solve(pulp.PULP_CBC_CMD(msg=False, threads=1, gapRel=0.0, gapAbs=0.0))
-    assert model.sol_status == pulp.LpSolutionOptimal, "doing everything alike is always possible"
+@dataclass(kw_only=True)
+class _Standing:
+    """HiGHS with a program that keeps its rows, and is solved for one objective after another.
+
+    Without integrality the program is solved from the end of the solve before. Mostly that has whole numbers, and is the
+    answer then. Else all of the program is solved.
+    """
+
+    highs: Any  # of highspy, which has no types
+    columns: list[pulp.LpVariable]
+    whole: list[int]  # the columns that must be whole numbers
+
+    @classmethod
+    def of(cls, model: pulp.LpProblem, whole: Sequence[pulp.LpVariable]) -> _Standing:
+        solver = pulp.HiGHS(msg=False, threads=1, gapRel=0.0, mip_abs_gap=0.0)
+        solver.createAndConfigureSolver(model)
+        model.setObjective(pulp.LpAffineExpression({}))
+        solver.buildSolverModel(model)
+        return cls(highs=model.solverModel, columns=model.variables(), whole=[x.index for x in whole])
+
+    def solve(self, objective: Mapping[pulp.LpVariable, float]) -> list[float]:
+        """Returns the values of the columns that must be whole numbers."""
+        costs = np.array([objective.get(x, 0.0) for x in self.columns])
+        self.highs.changeColsCost(len(costs), np.arange(len(costs), dtype=np.int32), costs)
+        found = self._run(False)
+        if found is None or any(min(x, 1.0 - x) > _WHOLE for x in found):
+            self.highs.clearSolver()  # what is left of other solves may lead astray
+            found = self._run(True)
+        assert found is not None, _POSSIBLE
+        return found
+
+    def _run(self, integral: bool) -> list[float] | None:
+        """Returns the values of the columns that must be whole numbers; None where no best ones were found."""
+        from highspy import HighsModelStatus, HighsVarType  # slow to load
+
+        kind = HighsVarType.kInteger if integral else HighsVarType.kContinuous
+        for column in self.whole:
+            self.highs.changeColIntegrality(column, kind)
+        self.highs.run()
+        if self.highs.getModelStatus() != HighsModelStatus.kOptimal:
+            return None
+        values = self.highs.getSolution().col_value
+        return [values[column] for column in self.whole]

@@ -273,12 +273,11 @@ def _measured(
     if given.workload is None:
         raise BadInput("neither a workload nor --profile is given", allowed="one of them")
     refuse_impossible(pinned, machines, goal.batches)
-    device, most = machines.nodes[0].device, max(goal.batches, default=8)
-    powers = tuple(2**i for i in range(4) if 2**i <= most)
+    powers = tuple(2**i for i in range(4) if 2**i <= max(goal.batches, default=8))
     return measure(
         given.workload,
         settings,
-        device=measured_on(device),
+        device=measured_on(machines.nodes[0].device),
         micros=given.with_present(powers if pinned.micro is None else (pinned.micro,)),
         precision=given.precision or (now.precision if (now := given.present) is not None else None),
         execution=given.execution or "eager",

@@ -10,7 +10,7 @@ tensors in parts come from here: those of the search for layouts, of `plan`, and
 from planner.group.amounts import ATTENTION, LayerPart, amount, kept_of, layer_parts, ring_sent, share_done
 from planner.group.curves import TIMES, Curve, curves_of, part_of
 from planner.group.machine import MeshOnCluster, Passages, meshes, on_cluster, placed_text
-from planner.group.own_profile import activation_bytes, on_group
+from planner.group.own_profile import activation_bytes, on_group, weight_bytes
 
 __all__ = [
     "ATTENTION",
@@ -31,4 +31,5 @@ __all__ = [
     "placed_text",
     "ring_sent",
     "share_done",
+    "weight_bytes",
 ]

@@ -249,12 +249,12 @@ def _ring_ns(done: LocalOperation, element_bytes: int, machine: MeshOnCluster) -
         return 0.0, 0.0
     others = {a for cut in done.inputs["query"].cuts if cut is not None for a in cut.axes} - {axis}
 
-    def ns(collective: Collective, *names: str) -> float:
+    def ns(collective: Collective, *names: str, turns: int = 1) -> float:
         shapes = [done.inputs[name].shape for name in names]
         size = element_bytes * sum(map(prod, shapes)) / prod(machine.mesh[a] for a in others)
-        return machine.ns(collective, (axis,), size)
+        return turns * machine.ns(collective, (axis,), size / turns)
 
-    round_ns = ns("gather", "key", "value")
+    round_ns = ns("gather", "key", "value", turns=machine.turns(axis))
     rows_ns = 0.0
     if done.operation.arguments.get("is_causal", False):
         rows_ns = ns("exchange", "query", "key", "value") + ns("exchange", "query")  # of the result, as large

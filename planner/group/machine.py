@@ -12,6 +12,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import lcm, prod
 from typing import Final
 
@@ -23,6 +24,7 @@ from planner.cluster import (
     card_sharers,
     exchange_s,
     gather_s,
+    link_over,
     slots,
     spread,
     sum_s,
@@ -30,14 +32,39 @@ from planner.cluster import (
 )
 from planner.errors import BadInput
 from planner.layout import Collective, DimCut, GroupLayout, Mesh, Passage, parted, path, positions, sent
+from planner.sums import SumLoad, SumRate, line_of, parse
 
 _LARGE: Final = 1 << 40  # bytes, of which latencies are no part worth counting
+_DIRECT: Final = "direct"
 _SECONDS: Final[Mapping[Collective, Callable[..., float]]] = {
     "gather": gather_s,
     "scatter": gather_s,
     "reduce": sum_s,
     "exchange": exchange_s,
 }
+
+
+# Between hosts all ranks of an axis send each other parts at once; sums are added up in between.
+_ROUNDS: Final[Mapping[Collective, int]] = {"gather": 1, "scatter": 1, "reduce": 2, "exchange": 1}
+
+
+def round_s(cluster: Cluster, over: Spread, size_bytes: float, *, sharers: int = 1) -> float:
+    """Returns the seconds in which each rank of some hosts sends every other one a part of a tensor.
+
+    A sum that is called direct is two such rounds, so that its rate counts where one was measured.
+
+    Args: `size_bytes` are of the whole tensor; `sharers` counts the groups that go through one network card.
+    """
+    if over.places < 2:
+        return 0.0
+    far = over.nodes > 1
+    wire = link_over(cluster, over.far if far else "node")
+    plain = SumRate(latency_s=wire.latency_s, bandwidth_bytes_per_s=wire.bandwidth_bytes_per_s)
+    rate = wire.sums.get(_DIRECT, plain)
+    behind = -(-over.fullest // over.cards) if far else 1
+    line = line_of(parse(_DIRECT), SumLoad(places=over.places, behind=behind, cards=cluster.cards))
+    byte_s = (sharers if far else 1) / rate.bandwidth_bytes_per_s
+    return line.seconds(size_bytes, rate.latency_s, byte_s) / 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,10 +109,27 @@ class MeshOnCluster:
         function = _SECONDS.get(collective)
         if size_bytes <= 0 or function is None:
             return 0.0
+        ranks = prod(self.mesh[axis] for axis in axes)
         if self.cluster is None:
-            return sent(collective, size_bytes, prod(self.mesh[axis] for axis in axes))
+            return sent(collective, size_bytes, ranks)
         over, sharers = self._spread(axes)
-        return function(self.cluster, over, size_bytes, sharers=sharers) * NS_PER_S
+        if self.cluster.of_hosts:
+            rounds, size = _ROUNDS[collective], size_bytes / (ranks if collective == "exchange" else 1)
+            seconds = rounds * round_s(self.cluster, over, size, sharers=sharers)
+        else:
+            seconds = function(self._as_told, over, size_bytes, sharers=sharers)
+        fitted = self.cluster.fitted.conversion if self.cluster.fitted else None
+        return seconds * (fitted.factor if fitted else 1.0) * NS_PER_S
+
+    @cached_property
+    def _as_told(self) -> Cluster:
+        """Returns the cluster without what runs have taught of other sums."""
+        assert self.cluster is not None
+        return self.cluster.model_copy(update={"fitted": None})
+
+    def turns(self, axis: int) -> int:
+        """Returns how many collectives make what goes round the ranks of an axis, as keys and values of a ring do."""
+        return self.mesh[axis] - 1 if self.cluster is not None and self.cluster.of_hosts else 1
 
     def slope_ns(self, collective: Collective, axes: tuple[int, ...]) -> float:
         """Returns the nanoseconds a byte of a collective on so many bytes that latencies do not count."""

@@ -18,6 +18,7 @@ from planner.layout.local_graph import (
     FORGETFUL,
     STATE_PREFIX,
     Conversion,
+    Laid,
     LocalGraph,
     LocalOperation,
     gathers_parameter,
@@ -34,7 +35,7 @@ from planner.layout.local_model import (
 )
 from planner.layout.lying import DimCut, GroupLayout, Mesh, everywhere, parted, positions, without_owed
 from planner.layout.moves import MOVES, moved, source_of
-from planner.layout.propagate import LINEAR, SHAPES_ONLY, STORED, WHOLE, Laid, Wishes, propagate
+from planner.layout.propagate import LINEAR, SHAPES_ONLY, STORED, WHOLE, Wishes, propagate
 from planner.layout.refusals import as_captured, refuse_parts
 from planner.layout.wishes import Wish, granted, of_path, unmet
 

@@ -6,13 +6,13 @@ How the group holds each parameter is decided once it is known how all operation
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from planner.layout.conversions import Passage, path
 from planner.layout.lying import DimCut, GroupLayout, Mesh, parted
-from planner.spatial import GETITEM, NoRule, Operation, Ref
+from planner.spatial import GETITEM, NoRule, Operation
 
 ALIKE, ADDENDS = (
     "",
@@ -41,18 +41,14 @@ class LocalOperation:
         default_factory=dict
     )  # axis -> what computes it, where torch's own cannot
 
-    def reads(self) -> Iterator[tuple[str, str]]:
-        """Yields each tensor argument with the name of the tensor; entries of a list are numbered."""
-        return named_reads(self.operation)
+    def reads(self) -> tuple[tuple[str, str], ...]:
+        """Returns each tensor argument with the name of the tensor; entries of a list are numbered."""
+        return self.operation.named_reads()
 
 
-def named_reads(operation: Operation) -> Iterator[tuple[str, str]]:
-    """Yields (argument, tensor) for every tensor that an operation reads; entries of a list are numbered."""
-    for argument, value in operation.arguments.items():
-        if isinstance(value, Ref):
-            yield argument, value.name
-        elif isinstance(value, tuple):
-            yield from ((f"{argument}.{i}", x.name) for i, x in enumerate(value) if isinstance(x, Ref))
+def named_reads(operation: Operation) -> tuple[tuple[str, str], ...]:
+    """Returns (argument, tensor) for every tensor that an operation reads; entries of a list are numbered."""
+    return operation.named_reads()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +144,18 @@ class LocalGraph:
             steps = path(source, target, self.mesh, trained=trained)
             found[key] = Conversion(name, layer, steps, trained)
         return key
+
+
+class LaidOnce(NamedTuple):
+    """An operation as it was laid once, with what that took of the wishes."""
+
+    local: LocalOperation
+    taken: frozenset[object]
+    resting: Mapping[tuple[str, int], Collection[object]]
+    others: dict[str, LocalOperation]  # of other blocks, by their names
+
+
+Laid = dict[object, LaidOnce]  # operation, what it reads as that lies, and its wishes -> how it is laid
 
 
 def held_states(

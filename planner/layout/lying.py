@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Final, Literal, NamedTuple
 
@@ -88,15 +88,22 @@ class GroupLayout:
     cuts: tuple[DimCut | None, ...]  # one entry a dimension
     partial: frozenset[int] = frozenset()  # axes along which the tensor itself is an addend: kind P
     owed: frozenset[int] = frozenset()  # axes along which its gradient is an addend: kind R
+    _hash: int = field(default=0, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         assert len(self.cuts) == len(self.shape), self
         axes = [*self.partial, *self.owed]
-        for cut, n in zip(self.cuts, self.shape, strict=True):
+        for dim, cut in enumerate(self.cuts):
             if cut is not None:
-                assert cut.size == n, self
+                assert cut.size == self.shape[dim], self
                 axes += cut.axes
-        assert len(set(axes)) == len(axes), self
+        assert len(axes) < 2 or len(set(axes)) == len(axes), self
+
+    def __hash__(self) -> int:
+        """Returns the hash, which is reckoned once: layouts are keys of what is known of operations."""
+        if not self._hash:
+            object.__setattr__(self, "_hash", hash((self.shape, self.cuts, self.partial, self.owed)) or 1)
+        return self._hash
 
     @property
     def alike(self) -> bool:

@@ -7,7 +7,7 @@ where the parts of the result would not be what the ranks hold. Whole tensors an
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from math import prod
 from typing import Final
@@ -170,14 +170,15 @@ def moved(operation: Operation, call: Call, inputs: Mapping[str, GroupLayout], m
     return LocalOperation(operation, (ALIKE,) * len(mesh), {source: want} | others, tuple(outputs))
 
 
-def as_read_turned(
-    placed: Sequence[LocalOperation], parameters: Collection[str]
-) -> tuple[LocalOperation, ...]:
+def as_read_turned(placed: Sequence[LocalOperation], parameters: Set[str]) -> tuple[LocalOperation, ...]:
     """Returns operations of which those that turn a parameter leave it in the parts that its readers have it in.
 
     A parameter is left whole where its readers do not agree, and each takes its part then.
     Args: `placed` are all of a model; `parameters` are the trained ones.
     """
+    turning = (done for done in placed if done.operation.operation in TURNING)
+    if not any(parameters & set(done.operation.reads()) for done in turning):
+        return tuple(placed)
     readers: dict[str, list[tuple[LocalOperation, GroupLayout]]] = defaultdict(list)
     for done in placed:
         for argument, name in done.reads():

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from math import prod
-from typing import Final, NamedTuple
+from typing import Final
 
 from planner.layout.blocks import Behind, fitted, of_sequence
 from planner.layout.conversions import cost
@@ -20,6 +21,8 @@ from planner.layout.families import FAMILIES, RING
 from planner.layout.local_graph import (
     ADDENDS,
     ALIKE,
+    Laid,
+    LaidOnce,
     LocalGraph,
     LocalOperation,
     held_states,
@@ -39,17 +42,6 @@ STORED: Final = "stored"  # the wish that parameters rest in parts, and are gath
 PLACES: Final = {"samples": 0, "sequence": 1}  # names of dimensions of what an operation makes
 LINEAR: Final = {"aten.add": 2, "aten.sub": 2, "aten.neg": 1}  # tensors: of addends they make an addend
 SHAPES_ONLY: Final = ("aten.new_zeros", "aten.new_ones", "aten.new_full", "aten.new_empty")
-
-
-class LaidOnce(NamedTuple):
-    """An operation as it was laid once, with what that took of the wishes."""
-
-    local: LocalOperation
-    taken: frozenset[object]
-    resting: Mapping[tuple[str, int], Collection[object]]
-
-
-Laid = dict[object, LaidOnce]  # operation, what it reads as that lies, and its wishes -> how it is laid
 
 
 def propagate(
@@ -97,7 +89,11 @@ class _Propagation:
         self.states = {x.name for x in operations if x.operation == STATE}
         self.taken: set[object] = set()
         self.resting: dict[tuple[str, int], set[object]] = defaultdict(set)  # parameter, axis -> wishes
-        self.behind = Behind(operations)
+        self.axes = range(len(mesh))
+
+    @cached_property
+    def behind(self) -> Behind:
+        return Behind(self.operations)
 
     def run(self) -> LocalGraph:
         placed = []
@@ -134,22 +130,30 @@ class _Propagation:
 
     def _remembered(self, operation: Operation) -> LocalOperation:
         """Returns an operation as it is laid, which its wishes and the layouts of what it reads decide."""
-        read = tuple(self.layouts[name] for name in operation.reads())
-        wished = tuple(tuple(self.wishes(operation, axis)) for axis in range(len(self.mesh)))
+        reads, layouts, trained = operation.reads(), self.layouts, self.trained
+        read = tuple([layouts[name] for name in reads])
+        wished = tuple([tuple(self.wishes(operation, axis)) for axis in self.axes])
         name = self.stands_for.get(operation.name, operation.name)
-        key = (name, read, wished, tuple(x in self.trained for x in operation.reads()))
+        key = (name, read, wished, tuple([x in trained for x in reads]))
         found = self.laid_once.get(key)
         if found is None:
             before = self.taken, self.resting
             self.taken, self.resting = set(), defaultdict(set)
             local = self._place(operation)
-            found = self.laid_once[key] = LaidOnce(local, frozenset(self.taken), self.resting)
+            found = self.laid_once[key] = LaidOnce(local, frozenset(self.taken), self.resting, {})
             self.taken, self.resting = before
         self.taken |= found.taken
-        local, own = found.local, dict(zip(found.local.operation.reads(), operation.reads(), strict=True))
-        for (parameter, axis), wishes in found.resting.items():
-            self.resting[own[parameter], axis] |= set(wishes)
-        return local if local.operation is operation else replace(local, operation=operation)
+        local = found.local
+        if found.resting:
+            own = dict(zip(local.operation.reads(), reads, strict=True))
+            for (parameter, axis), wishes in found.resting.items():
+                self.resting[own[parameter], axis] |= set(wishes)
+        if local.operation is operation:
+            return local
+        other = found.others.get(operation.name)
+        if other is None or other.operation is not operation:
+            other = found.others[operation.name] = replace(local, operation=operation)
+        return other
 
     def _place(self, operation: Operation) -> LocalOperation:
         kind = operation.operation
@@ -161,7 +165,7 @@ class _Propagation:
             assert isinstance(source, Ref) and isinstance(index, int)
             found = self.layouts[source.name]
             return LocalOperation(operation, alike, {"self": found[0]}, (found[index],))
-        call = _question(operation, self.layouts)
+        call = call_of(operation, {x: whole(self.layouts[x][0].shape) for x in operation.reads()})
         if kind in SHAPES_ONLY:
             return LocalOperation(operation, alike, inputs, tuple(map(everywhere, operation.outputs)))
         if kind in MOVES and source_of(call) in inputs:
@@ -286,11 +290,6 @@ class _Propagation:
 
     def _by_sequence(self, operation: Operation, axes: tuple[int, ...]) -> bool:
         return all(self._first_wish(operation, axis) == "sequence" for axis in axes)
-
-
-def _question(operation: Operation, layouts: Mapping[str, tuple[GroupLayout, ...]]) -> Call:
-    """Returns an operation with the global shapes of its tensors, as rules read it."""
-    return call_of(operation, {name: whole(layouts[name][0].shape) for name in operation.reads()})
 
 
 def _placed(wish: str, operation: Operation) -> str:

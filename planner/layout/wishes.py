@@ -67,19 +67,23 @@ class _Granted:
     weighted: Collection[str]  # operations with a weight of two dimensions or more
     ends: Mapping[Wish, Collection[str]] = field(default_factory=dict)  # operations that end a pair
     stage_of: Mapping[str, int] = field(default_factory=dict)  # of each layer
-    _known: dict[tuple[str, str, int], Sequence[Wish]] = field(default_factory=dict)
+    _known: dict[tuple[str | None, str, int], tuple[Sequence[Wish], Sequence[tuple[str, object]] | None]] = (
+        field(default_factory=dict)
+    )
 
     def __call__(self, operation: Operation, axis: int) -> Sequence[tuple[str, object]]:
-        key = (of_path(operation), operation.layer, axis)
-        if key not in self._known:
-            self._known[key] = self._covering(operation, axis)
-        return [(self._factor(operation, wish), wish) for wish in self._known[key]]
+        key = operation.path, operation.layer, axis
+        known = self._known.get(key)
+        if known is None:
+            own = self._covering(operation, axis)
+            depends = any(wish.factor in (*PAIRS, ULYSSES, RING) for wish in own)  # on the operation
+            known = self._known[key] = own, None if depends else tuple((x.factor, x) for x in own)
+        own, alike = known
+        return tuple((self._factor(operation, wish), wish) for wish in own) if alike is None else alike
 
     def _covering(self, operation: Operation, axis: int) -> Sequence[Wish]:
         """Returns the wishes for an operation, the one that names most of its path first."""
-        found = [
-            (_covered(operation, wish, self.stage_of), wish) for wish in self.wishes if wish.axis == axis
-        ]
+        found = [(_covered(operation, x, self.stage_of), x) for x in self.wishes if x.axis == axis]
         return [wish for _, wish in sorted((x for x in found if x[0]), key=lambda x: -x[0])]
 
     def _factor(self, operation: Operation, wish: Wish) -> str:

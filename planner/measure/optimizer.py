@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -16,7 +16,7 @@ from torch import nn
 from planner.capture import meter_of
 from planner.cluster import Device
 from planner.errors import BadInput
-from planner.measure.passes import Clock, took
+from planner.measure.passes import Clock
 from planner.measure.rows import Counter
 from planner.measure.timing import spread_of
 from planner.model import ModelGraph, Parameter
@@ -50,7 +50,7 @@ def measured_optimizer(
     cuda = torch.device(device).type == "cuda"
     optimizer, elements = _stand_in(workload, graph, GPU_ELEMENTS if cuda else TIMED_ELEMENTS, device)
     _step(workload, optimizer)
-    samples = took(clock, optimizer.step, WARM_UP_STEPS + TIMED_STEPS)
+    samples = _took(clock, optimizer.step, WARM_UP_STEPS + TIMED_STEPS)
     visits.append(samples[WARM_UP_STEPS:])
     whole = spread_of(*visits)
     each = Seconds(median=whole.median / elements, spread=whole.spread / elements)
@@ -82,6 +82,15 @@ def roofline_optimizer(workload: Workload, graph: ModelGraph, device: Device) ->
     )
 
 
+def _took(clock: Clock, action: Callable[[], object], times: int = 1) -> list[float]:
+    """Returns the seconds of an action, one for each of so many times in a row."""
+    found: list[float] = []
+    for _ in range(times):
+        clock.time(action, found)
+    clock.settle()
+    return found
+
+
 def _moved_s(device: str, clock: Clock) -> tuple[float, float]:
     """Returns the seconds that a kept entry takes out of a dense gradient, and into a dense weight."""
     dense = torch.ones(MOVED_ELEMENTS, device=device)
@@ -94,7 +103,7 @@ def _moved_s(device: str, clock: Clock) -> tuple[float, float]:
     def scatter() -> None:
         dense.index_copy_(0, index.long(), kept)
 
-    rows = [took(clock, move, WARM_UP_STEPS + TIMED_STEPS) for move in (gather, scatter)]
+    rows = [_took(clock, move, WARM_UP_STEPS + TIMED_STEPS) for move in (gather, scatter)]
     gather_s, scatter_s = (statistics.median(each[WARM_UP_STEPS:]) / len(index) for each in rows)
     return gather_s, scatter_s
 

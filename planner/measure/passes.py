@@ -57,7 +57,16 @@ class HalvedLayer(Protocol):
 
 
 class BackwardSplit(Protocol):
-    """A tool that halves backwards as the runtime does. It is made without arguments, in the measuring process too."""
+    """A tool that halves backwards and draws random numbers as the runtime does.
+
+    It is made without arguments, in the measuring process too.
+    """
+
+    def draw(self, module: StageModule, device: str) -> None:
+        """Makes the random operations of a layer draw as those of a stage do, in place.
+
+        Args: `module` is the layer's own module, before anything else is edited; `device` is where it runs.
+        """
 
     def of(self, module: StageModule) -> HalvedLayer:
         """Returns the layer with a backward in halves.
@@ -227,39 +236,34 @@ class Clock(Protocol):
 class CpuClock:
     """A clock of wall time. With several threads on a busy machine it counts what other processes take as well."""
 
+    now = staticmethod(time.perf_counter_ns)
+
     def time(self, action: Callable[[], T], into: list[float]) -> T:
-        start = time.perf_counter_ns()
+        start = self.now()
         result = action()
-        into.append((time.perf_counter_ns() - start) * 1e-9)
+        into.append((self.now() - start) * 1e-9)
         return result
 
     def settle(self) -> None:
         """Does nothing: a host tells at once."""
 
 
-class ProcessorClock:
+class ProcessorClock(CpuClock):
     """A clock of the processor time of this process, which other processes do not change; for a single thread."""
 
-    def time(self, action: Callable[[], T], into: list[float]) -> T:
-        start = time.process_time_ns()
-        result = action()
-        into.append((time.process_time_ns() - start) * 1e-9)
-        return result
-
-    def settle(self) -> None:
-        """Does nothing: a host tells at once."""
+    now = staticmethod(time.process_time_ns)
 
 
 class CudaClock:
-    """A clock of the time between two events on the device.
+    """A clock of the time between two events on the device, which the host does not wait for.
 
-    The host does not wait in between, but goes on to the next action as it does in a run. So an action takes what the
-    device computes or what the host takes to ask for it, whichever is more.
+    So an action takes, as in a run, what the device computes or what the host takes to ask for it, if that is more.
     """
 
     def __init__(self) -> None:
-        # Made when they are first recorded, which takes longer than a kernel: they are used again and again.
-        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._events: list[
+            tuple[torch.cuda.Event, torch.cuda.Event]
+        ] = []  # used again: to make one takes long
         self._open: list[list[float]] = []
 
     def time(self, action: Callable[[], T], into: list[float]) -> T:
@@ -267,9 +271,9 @@ class CudaClock:
         if not number:
             torch.cuda.synchronize()
         if number == len(self._events):
-            self._events.append((_event(), _event()))
-            for event in self._events[number]:
-                event.record()
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            self._events.append((start, end))
+            self._events[number][1].record()
         start, end = self._events[number]
         start.record()
         result = action()
@@ -284,15 +288,6 @@ class CudaClock:
         self._open.clear()
 
 
-def took(clock: Clock, action: Callable[[], object], times: int = 1) -> list[float]:
-    """Returns the seconds of an action, one for each of so many times in a row."""
-    found: list[float] = []
-    for _ in range(times):
-        clock.time(action, found)
-    clock.settle()
-    return found
-
-
 def clock_of(device: str) -> Clock:
     """Returns the clock for a device: events on a GPU, processor time for a single thread, else wall time.
 
@@ -301,7 +296,3 @@ def clock_of(device: str) -> Clock:
     if torch.device(device).type == "cuda":
         return CudaClock()
     return ProcessorClock() if torch.get_num_threads() == 1 else CpuClock()
-
-
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

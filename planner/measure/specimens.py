@@ -71,7 +71,9 @@ class Way:
         Args: `forward` is run under autocast where the precision is not fp32.
         """
 
-        context = in_precision(self.precision, self.device)  # to make it anew takes longer than a layer on a GPU
+        context = in_precision(
+            self.precision, self.device
+        )  # to make it anew takes longer than a layer on a GPU
 
         def run(values: Values) -> Values:
             with context:
@@ -204,6 +206,8 @@ def _module(
     owing: bool = False,
 ) -> StageModule:
     module = materialise(layer_module(captured, situation.layer.name), tensors, way.device)
+    if way.split is not None and not way.compiled:
+        way.split.draw(module, way.device)
     if situation.grid:
         assert way.spatial is not None
         way.spatial.shard(module, situation.grid, situation.delivered, owing=owing)

@@ -17,7 +17,7 @@ from planner.kept import KeptEntries
 from planner.layout import Mesh, Wish
 from planner.milp.configurations.configurations import shapes
 from planner.milp.configurations.spatial_choices import choice_of
-from planner.milp.configurations.tensor_parts import converting_ns, lines_of
+from planner.milp.configurations.tensor_parts import converting_ns, lines_of, with_conversions
 from planner.milp.cut.problem import CutProblem
 from planner.milp.cut.stage_costs import COMPUTE, KINDS
 from planner.milp.instance import Instance
@@ -51,7 +51,9 @@ from planner.sums import SumsByName, today
 def plan_of(space: Instance, posed: CutProblem, answer: Answer, certificate: Certificate) -> Plan:
     posed, shape, profile = posed.settled(answer.cut), posed.shape, space.profile
     axes = Axes(data=shape.data, pipeline=shape.workers, spatial=shape.spatial, order=shape.axes)
-    times, messages = stage_times(posed, answer.cut), hops(posed, answer.cut)
+    stages, messages = _stages(posed, answer.cut, profile), hops(posed, answer.cut)
+    given = space.machines, space.costs, shape, posed.tables.setting
+    times = with_conversions(stage_times(posed, answer.cut), stages, *given)
     fitted = space.cluster.fitted
     left = 0.0 if fitted is None else min(fitted.step_spread, 1.0)
     high = max(_spread(posed, answer.cut, times, messages, +1), math.ceil(answer.ns * (1 + left)))
@@ -73,7 +75,7 @@ def plan_of(space: Instance, posed: CutProblem, answer: Answer, certificate: Cer
         batch=Batch(samples=space.batch, micro=shape.micro, micros=shape.micros),
         axes=axes,
         schedule=schedule_choice(posed),
-        stages=_stages(posed, answer.cut, profile),
+        stages=stages,
         places=places(axes, space.cluster),
         times=times,
         hops=messages,

@@ -27,6 +27,10 @@ class StageTimes(Part):
     recompute_ns: Natural = 0
     sync_ns: Natural = 0
     step_ns: Natural = 0
+    forward_conversions_ns: Natural = Field(
+        default=0, description="of forward_ns, tensors in parts on their way"
+    )
+    backward_conversions_ns: Natural = Field(default=0, description="of backward_ns and of input_grad_ns")
 
 
 class ReplicaTimes(Part):

@@ -74,6 +74,10 @@ def dump(plan: Plan) -> str:
                 del line[axis]
     if any("cut" in stage for stage in data["stages"]):
         data["axes"] = _with_group(data["axes"])
+    for times in (*data["times"], *(x for row in data.get("replica_times", ()) for x in row["times"])):
+        for key in ("forward_conversions_ns", "backward_conversions_ns"):
+            if not times[key]:
+                del times[key]
     data["places"] = [" ".join(map(str, row.values())) for row in data["places"]]
     for part, key in (("model", "arguments"), ("schedule", "settings"), ("provenance", "versions")):
         data[part][key] = dict(sorted(data[part][key].items()))

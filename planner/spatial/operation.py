@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Final
 
@@ -147,6 +147,14 @@ class Operation:
     outputs: tuple[tuple[int, ...], ...]  # global shapes; one entry for a single tensor
     samples: tuple[int, ...] = ()  # dimension along which each output has its samples; empty if not known
     path: str | None = None  # of the module it is written in, "" of the model; None where that is the layer's
+    _reads: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    _named: tuple[tuple[str, str], ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Lists what is read once: walks through a model ask for it hundreds of thousands of times."""
+        refs = [ref.name for value in self.arguments.values() for ref in _refs(value)]
+        object.__setattr__(self, "_reads", tuple(refs))
+        object.__setattr__(self, "_named", tuple(_named_reads(self.arguments)))
 
     @property
     def place(self) -> str:
@@ -158,9 +166,21 @@ class Operation:
             return self.layer
         return f"{self.path or 'forward of the model'} (counted to layer '{self.layer}')"
 
-    def reads(self) -> list[str]:
+    def reads(self) -> tuple[str, ...]:
         """Returns the names of the tensors among the arguments, in the order of the arguments."""
-        return [ref.name for value in self.arguments.values() for ref in _refs(value)]
+        return self._reads
+
+    def named_reads(self) -> tuple[tuple[str, str], ...]:
+        """Returns (argument, tensor) for every tensor that is read; entries of a list are numbered."""
+        return self._named
+
+
+def _named_reads(arguments: Mapping[str, Given]) -> Iterator[tuple[str, str]]:
+    for argument, value in arguments.items():
+        if isinstance(value, Ref):
+            yield argument, value.name
+        elif isinstance(value, tuple):
+            yield from ((f"{argument}.{i}", x.name) for i, x in enumerate(value) if isinstance(x, Ref))
 
 
 def _refs(value: Given) -> list[Ref]:

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 from planner.doors import later
 
 if TYPE_CHECKING:
-    from planner.timeline.comparison import Comparison, compare, in_words
+    from planner.timeline.comparison import Comparison, compare, concatenate, converting_ns, in_words
     from planner.timeline.timeline import (
         BUSY,
         CLOCK_COLUMNS,
         COLLECTIVE,
+        CONVERSION_COLUMNS,
         MEMORY_COLUMNS,
         SEND,
         Event,
         Timeline,
-        concatenate,
         decode,
         encode,
         from_events,
@@ -31,6 +31,7 @@ __all__ = [
     "BUSY",
     "CLOCK_COLUMNS",
     "COLLECTIVE",
+    "CONVERSION_COLUMNS",
     "MEMORY_COLUMNS",
     "SEND",
     "WARM_UP_STEPS",
@@ -39,6 +40,7 @@ __all__ = [
     "Timeline",
     "compare",
     "concatenate",
+    "converting_ns",
     "decode",
     "encode",
     "from_events",
@@ -54,17 +56,19 @@ __getattr__ = later(
         "comparison": (
             "Comparison",
             "compare",
+            "concatenate",
+            "converting_ns",
             "in_words",
         ),
         "timeline": (
             "BUSY",
             "CLOCK_COLUMNS",
+            "CONVERSION_COLUMNS",
             "COLLECTIVE",
             "Event",
             "MEMORY_COLUMNS",
             "SEND",
             "Timeline",
-            "concatenate",
             "decode",
             "encode",
             "from_events",

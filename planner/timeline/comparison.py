@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, fields
+from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
@@ -172,3 +174,25 @@ def in_words(found: Comparison) -> str:
         f"step: measured {format_duration(found.measured_step_ns)}, predicted {format_duration(found.predicted_step_ns)}, "
         f"ratio {found.ratio:.2f}; a rank stood idle for {format_duration(found.measured_idle_ns)} of it{rest}"
     )
+
+
+def concatenate(parts: Sequence[Timeline]) -> Timeline:
+    """Joins timelines row by row, in the order given.
+
+    Args: `parts` is at least one timeline.
+    """
+    return Timeline(**{f.name: np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Timeline)})
+
+
+def converting_ns(timeline: Timeline, steps: Collection[int]) -> dict[tuple[str, int], float]:
+    """Returns how long an action was busy with conversions, by its name and stage: the mean over ranks and some steps.
+
+    Args: `timeline` is measured.
+    """
+    chosen = np.isin(timeline.conversion_step, list(steps))
+    found: dict[tuple[str, int], list[int]] = {}
+    columns = (timeline.conversion_code[chosen].tolist(), timeline.conversion_ns[chosen].tolist())
+    for code, ns in zip(*columns, strict=True):
+        event = decode(code)
+        found.setdefault((event.name, event.stage), []).append(ns)
+    return {key: fmean(values) for key, values in found.items()}

@@ -37,6 +37,8 @@ MOST_BYTES = 128 * 2**20  # of the columns of a file, unpacked: three million ev
 MOST_PACKED = 16  # times the size of a larger file
 MEMORY_COLUMNS = ("memory_step", "memory_rank", "memory_ns", "memory_bytes")
 CLOCK_COLUMNS = ("clock_rank", "clock_start", "clock_offset_ns", "clock_error_ns")
+CONVERSION_COLUMNS = ("conversion_step", "conversion_rank", "conversion_code", "conversion_ns")
+_GROUPS = (TIME_COLUMNS, MEMORY_COLUMNS, CLOCK_COLUMNS, CONVERSION_COLUMNS)
 
 
 class Event(NamedTuple):
@@ -81,7 +83,8 @@ class Timeline(Shown):
     """Columns of equal length, one row an event. `wait_ns` is how long the rank stood idle right before the event.
 
     The memory columns are samples of their own: `memory_bytes` are in use from `memory_ns` on. The clock columns have a
-    row a rank: the start of its run, what its times were moved by to the first rank's clock, and the error of that.
+    row a rank: the start of its run, what its times were moved by to the first rank's clock, and the error of that. The
+    conversion columns say how long actions were busy with conversions of tensors in parts, where there are any.
     """
 
     step: IntArray = field(default_factory=_empty)
@@ -98,9 +101,13 @@ class Timeline(Shown):
     clock_start: IntArray = field(default_factory=_empty)
     clock_offset_ns: IntArray = field(default_factory=_empty)
     clock_error_ns: IntArray = field(default_factory=_empty)
+    conversion_step: IntArray = field(default_factory=_empty)
+    conversion_rank: IntArray = field(default_factory=_empty)
+    conversion_code: IntArray = field(default_factory=_empty)
+    conversion_ns: IntArray = field(default_factory=_empty)
 
     def __post_init__(self) -> None:
-        for group in (TIME_COLUMNS, MEMORY_COLUMNS, CLOCK_COLUMNS):
+        for group in _GROUPS:
             lengths = {name: len(getattr(self, name)) for name in group}
             if len(set(lengths.values())) > 1:
                 raise BadInput(f"a timeline's columns differ in length: {lengths}")
@@ -148,8 +155,8 @@ class Timeline(Shown):
 
     def _pick(self, rows: NDArray[np.bool_], samples: NDArray[np.bool_]) -> Timeline:
         picked = {name: getattr(self, name)[rows] for name in TIME_COLUMNS}
-        clocks = {name: getattr(self, name) for name in CLOCK_COLUMNS}
-        return Timeline(**picked, **{name: getattr(self, name)[samples] for name in MEMORY_COLUMNS}, **clocks)
+        rest = {name: getattr(self, name) for name in (*CLOCK_COLUMNS, *CONVERSION_COLUMNS)}
+        return Timeline(**picked, **{name: getattr(self, name)[samples] for name in MEMORY_COLUMNS}, **rest)
 
     def step_lengths(self) -> dict[int, int]:
         """Returns the nanoseconds from the first start to the last end of every step, by its number."""
@@ -180,11 +187,12 @@ class Timeline(Shown):
             "stage": (stage, stages),
             "memory_rank": (self.memory_rank, ranks),
             "clock_rank": (self.clock_rank, ranks),
+            "conversion_rank": (self.conversion_rank, ranks),
         }
         for name, (column, count) in named.items():
             if len(column) and not 0 <= int(column.min()) <= int(column.max()) < count:
                 return f"it holds a {name} beyond the plan's {count}"
-        for name in (*TIME_COLUMNS, *MEMORY_COLUMNS):
+        for name in (*TIME_COLUMNS, *MEMORY_COLUMNS, *CONVERSION_COLUMNS):
             column = getattr(self, name)
             if len(column) and not 0 <= int(column.min()) <= int(column.max()) < _LATEST:
                 return f"its column {name} holds numbers below 0 or beyond {_LATEST}"
@@ -232,7 +240,7 @@ class Timeline(Shown):
             raise BadInput(f"'{path.name}' is no timeline", allowed=".npz or .jsonl")
 
     def _lines(self) -> Iterable[dict[str, int]]:
-        for group in (TIME_COLUMNS, MEMORY_COLUMNS, CLOCK_COLUMNS):
+        for group in _GROUPS:
             for row in zip(*(getattr(self, name).tolist() for name in group), strict=True):
                 yield dict(zip(group, row, strict=True))
 
@@ -289,11 +297,3 @@ def from_events(rows: Iterable[tuple[int, int, int, int, int, int]]) -> Timeline
     """
     table = np.array(list(rows), np.int64).reshape(-1, len(TIME_COLUMNS))
     return Timeline(**{name: table[:, i] for i, name in enumerate(TIME_COLUMNS)})
-
-
-def concatenate(parts: Sequence[Timeline]) -> Timeline:
-    """Joins timelines row by row, in the order given.
-
-    Args: `parts` is at least one timeline.
-    """
-    return Timeline(**{f.name: np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Timeline)})

@@ -20,7 +20,7 @@ Parts = Mapping[int, tuple[int, Runs]]  # the whole length and a rank's own rows
 Here = tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
 
 
-class Numbers(NamedTuple):
+class DropoutNumbers(NamedTuple):
     """All that the numbers of a dropout depend on, beside the shape of the tensor."""
 
     dim: int  # of the samples, NONE where there are none, OTHERWISE where that is not known
@@ -30,7 +30,7 @@ class Numbers(NamedTuple):
     micro: int  # number of the micro-batch over all replicas
 
 
-def dropped(x: Tensor, p: float, numbers: Numbers, behind: int | None = None) -> Tensor:
+def dropped(x: Tensor, p: float, numbers: DropoutNumbers, behind: int | None = None) -> Tensor:
     """Returns a dropout of a tensor, or of a rank's part of one.
 
     Args: `p` is below 1; all that lies behind so many dimensions has one number, where `behind` is given.
@@ -49,7 +49,7 @@ def has_triton() -> bool:
     return find_spec("triton") is not None
 
 
-def _factors(x: Tensor, p: float, numbers: Numbers) -> Tensor:
+def _factors(x: Tensor, p: float, numbers: DropoutNumbers) -> Tensor:
     """Returns 0 for what is dropped and 1 / (1 - p) for what is kept, in the order of memory of `x`."""
     order, here = _order(x), _here(x, numbers.parts)
     places, samples, batch = _places(here, order, numbers.dim, numbers.rows)
@@ -59,7 +59,7 @@ def _factors(x: Tensor, p: float, numbers: Numbers) -> Tensor:
     return found.permute([order.index(dim) for dim in range(x.ndim)])
 
 
-def _in_a_kernel(x: Tensor, p: float, numbers: Numbers) -> Tensor:
+def _in_a_kernel(x: Tensor, p: float, numbers: DropoutNumbers) -> Tensor:
     from runtime.draws.on_gpu import Dropped, Kernel
 
     order = _order(x)
@@ -69,7 +69,7 @@ def _in_a_kernel(x: Tensor, p: float, numbers: Numbers) -> Tensor:
     return found
 
 
-def _first(numbers: Numbers, samples: int) -> int:
+def _first(numbers: DropoutNumbers, samples: int) -> int:
     """Returns the place in the batch of the step of the first sample of a micro-batch of so many."""
     return samples * numbers.micro if numbers.dim != NONE else 0
 

@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 from planner.capture import LAYER, StageModule, random, samples_of
 from planner.model import ModelGraph
 from planner.spatial import NONE, OTHERWISE
-from runtime.draws.dropout import Numbers, Parts, dropped
+from runtime.draws.dropout import DropoutNumbers, Parts, dropped
 
 ATEN = torch.ops.aten
 HASHED: Final = (ATEN.dropout.default, ATEN.feature_dropout.default)
@@ -97,7 +97,9 @@ class Draw:
         feature = self.target is not HASHED[0]  # whole channels: one number for all that lies behind
         own = {dim: part for dim, part in (parts or {}).items() if dim < FEATURES or not feature}
         micro, streams = self.keys.first + self.keys.micro, self.keys.streams(self.number)
-        return dropped(x, p, Numbers(self.dim, self.rows, own, streams, micro), FEATURES if feature else None)
+        return dropped(
+            x, p, DropoutNumbers(self.dim, self.rows, own, streams, micro), FEATURES if feature else None
+        )
 
     def _first(self, samples: int) -> int:
         """Returns the place in the batch of the step of the first sample of a micro-batch of so many."""

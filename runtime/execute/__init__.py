@@ -7,22 +7,22 @@ Start at `interpreter.py`; `tracer.py` records times and bytes.
 
 from runtime.execute.interpreter import (
     AUTOCAST,
-    SILENT,
-    WAITS,
-    ActionCall,
     Interpreter,
     NotFinite,
     Pulse,
     Tensors,
     forward_program,
+    profiled,
     program_of,
 )
 from runtime.execute.tracer import (
+    SILENT,
+    WAITS,
+    ActionCall,
     Resident,
     Tracer,
     clock_ns,
     free_bytes,
-    profiled,
     static_bytes,
     with_peak,
 )

@@ -17,7 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple, Protocol
+from pathlib import Path
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,11 +28,15 @@ from planner.plan import Hop, Plan, schedule_of
 from planner.program import Instruction, Layout, Program, lower
 from planner.schedule import Action, Kind, Message
 from planner.timeline import encode
-from runtime.execute.tracer import DeviceMarks, Tracer, clock_ns
+from planner.trace import CLOCK_MARK
+from runtime.execute.tracer import SILENT, WAITS, ActionCall, Tracer, clock_ns
 from runtime.messages import Direction, Names, Routes, releases_after, releases_before
 from runtime.world import World
 
 Node = tuple[int, int]  # pipe, stage
+T = TypeVar("T")
+MARKS = 5  # of the clock
+Tensors = Mapping[str, Tensor]
 
 
 class Carrier(Protocol):
@@ -58,113 +63,6 @@ class Pulse(Protocol):
     def beat(self, waiting: bool) -> None: ...
 
 
-class ActionCall(NamedTuple):
-    """One call of the list, with its code in the trace."""
-
-    run: Callable[[], None]
-    code: int  # of the action in the trace; -1 for what only waits, -2 for what does neither
-
-
-WAITS, SILENT = -1, -2
-
-
-class Interpreter:
-    """Runs steps; `feed` gives a stage the batch's own Values for one micro-batch."""
-
-    def __init__(
-        self,
-        program: Program,
-        worker: int,
-        *,
-        stages: Mapping[Node, Stage],
-        routes: Routes,
-        carrier: Carrier,
-        updates: Updates,
-        feed: Callable[[int, int], Tensors],
-        pulse: Pulse,
-        tracer: Tracer,
-        forwards: bool = False,
-    ) -> None:
-        """Builds the list of calls. With `forwards` the program has forwards alone.
-
-        Workers then never run far ahead of their readers, and nothing is on its way when a step ends.
-        Args: `worker` is this rank's position in the pipeline; `stages` are those that live on it; `feed`
-            takes the number of a stage and a micro-batch.
-        """
-        self._worker, self._pulse, self._tracer = worker, pulse, tracer
-        self._hands = hands = _Hands(stages, routes, carrier, updates, feed)
-        releases = releases_after(program, worker)
-        awaited = releases_before(program, worker) if forwards else {}
-        drained = [ActionCall(carrier.drain, WAITS)] if forwards else []
-        self.calls: list[ActionCall] = [*drained]
-        for position, instruction in enumerate(program.ranks[worker]):
-            action = instruction.action
-            if action is not None and action.kind is Kind.STEP:
-                self.calls.append(ActionCall(partial(updates.wait, action.pipe, action.stage), WAITS))
-            for message in awaited.get(position, ()):
-                self.calls.append(ActionCall(partial(carrier.release, message), WAITS))
-            self.calls.append(hands.call(instruction))
-            for message in releases.get(position, ()):
-                self.calls.append(ActionCall(partial(carrier.release, message), SILENT))
-        self.calls += drained
-
-    def run(self, step: int) -> None:
-        """Runs one step: every call of the list in order.
-
-        Args: `step` is the number in the trace.
-        """
-        try:
-            self._on_gpu(step, marks) if (marks := self._tracer.marks) else self._on_host(step)
-        except IndexError as error:  # of a kernel: a class or a word of a sample that the model does not have
-            raise BadInput(
-                f"a sample has an index that the model does not have: {error}",
-                where=f"step {step}",
-                allowed="labels and words below the sizes of the model, and ignore_index",
-            ) from error
-        mail = self._hands.mail
-        assert not mail, f"messages nobody took: {sorted(map(str, mail))}"
-
-    def _on_host(self, step: int) -> None:
-        add, beat = self._tracer.add, self._pulse.beat
-        waited = 0
-        for call, code in self.calls:
-            if code == SILENT:
-                call()
-                continue
-            beat(code == WAITS)
-            start = clock_ns()
-            call()
-            end = clock_ns()
-            if code == WAITS:
-                waited += end - start
-            else:
-                add(step, code, start, end, waited)
-                waited = 0
-
-    def _on_gpu(self, step: int, marks: DeviceMarks) -> None:
-        """Asks the GPU for everything, and waits for it at the end."""
-        beat, waits = self._pulse.beat, False
-        rows = list[tuple[int, int, int, bool]]()
-        for call, code in self.calls:
-            if code == SILENT:
-                call()
-                continue
-            beat(code == WAITS)
-            if code == WAITS:
-                call()
-                waits = True
-                continue
-            start = marks.mark()
-            call()
-            rows.append((code, start, marks.mark(), waits))
-            waits = False
-        times, before = marks.times(), 0
-        for code, start, end, waits in rows:
-            waited = max(0, times[start] - before) if waits and before else 0
-            self._tracer.add(step, code, times[start], times[end], waited)
-            before = times[end]
-
-
 class Stage(Protocol):
     """One stage of one pipe on one rank. Tensors go by the names of their Values."""
 
@@ -187,7 +85,63 @@ class Stage(Protocol):
     def recompute(self, micro: int) -> None: ...
 
 
-Tensors = Mapping[str, Tensor]
+class Interpreter:
+    """Runs steps; `feed` gives a stage the batch's own Values for one micro-batch."""
+
+    def __init__(
+        self,
+        program: Program,
+        worker: int,
+        *,
+        stages: Mapping[Node, Stage],
+        routes: Routes,
+        carrier: Carrier,
+        updates: Updates,
+        feed: Callable[[int, int], Tensors],
+        pulse: Pulse,
+        tracer: Tracer,
+        forwards: bool = False,
+        converting_ns: Callable[[], int] | None = None,
+    ) -> None:
+        """Builds the list of calls. With `forwards` the program has forwards alone.
+
+        Workers then never run far ahead of their readers, and nothing is on its way when a step ends.
+        Args: `worker` is this rank's position in the pipeline; `stages` are those that live on it; `feed`
+            takes the number of a stage and a micro-batch; `converting_ns` tells how long conversions have taken so far.
+        """
+        self._worker, self._pulse, self._tracer = worker, pulse, tracer
+        self._converting_ns = converting_ns
+        self._hands = hands = _Hands(stages, routes, carrier, updates, feed)
+        releases = releases_after(program, worker)
+        awaited = releases_before(program, worker) if forwards else {}
+        drained = [ActionCall(carrier.drain, WAITS)] if forwards else []
+        self.calls: list[ActionCall] = [*drained]
+        for position, instruction in enumerate(program.ranks[worker]):
+            action = instruction.action
+            if action is not None and action.kind is Kind.STEP:
+                self.calls.append(ActionCall(partial(updates.wait, action.pipe, action.stage), WAITS))
+            for message in awaited.get(position, ()):
+                self.calls.append(ActionCall(partial(carrier.release, message), WAITS))
+            self.calls.append(hands.call(instruction))
+            for message in releases.get(position, ()):
+                self.calls.append(ActionCall(partial(carrier.release, message), SILENT))
+        self.calls += drained
+
+    def run(self, step: int) -> None:
+        """Runs one step: every call of the list in order.
+
+        Args: `step` is the number in the trace.
+        """
+        try:
+            self._tracer.record(step, self.calls, self._pulse.beat, self._converting_ns)
+        except IndexError as error:  # of a kernel: a class or a word of a sample that the model does not have
+            raise BadInput(
+                f"a sample has an index that the model does not have: {error}",
+                where=f"step {step}",
+                allowed="labels and words below the sizes of the model, and ignore_index",
+            ) from error
+        mail = self._hands.mail
+        assert not mail, f"messages nobody took: {sorted(map(str, mail))}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -320,3 +274,23 @@ def _layout(world: World) -> Layout:
 
 class NotFinite(ShardwrightError):
     """The error for NaN or infinity where a training cannot go on, with where it was first seen."""
+
+
+def profiled(run: Callable[[], T], path: Path | None) -> T:
+    """Runs a function under torch.profiler, which slows it.
+
+    Args: `path` takes what was recorded, with a mark of this host's clock; nothing is recorded where it is None.
+    Returns: what the function returns.
+    """
+    if path is None:
+        return run()
+    from torch.profiler import profile, record_function
+
+    path.parent.mkdir(exist_ok=True)
+    with profile() as recorded:
+        for _ in range(MARKS):  # the first ones begin late
+            with record_function(CLOCK_MARK.format(ns=clock_ns())):
+                pass
+        done = run()
+    recorded.export_chrome_trace(str(path))
+    return done

@@ -13,21 +13,37 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from time import monotonic_ns
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from planner.capture import LiveBytes
-from planner.timeline import BUSY, CLOCK_COLUMNS, MEMORY_COLUMNS, Timeline, decode, from_events
-from planner.trace import CLOCK_MARK
+from planner.timeline import (
+    BUSY,
+    CLOCK_COLUMNS,
+    CONVERSION_COLUMNS,
+    MEMORY_COLUMNS,
+    Timeline,
+    decode,
+    from_events,
+)
 from runtime.world import HostClock
 
 T = TypeVar("T")
 clock_ns = monotonic_ns
-MARKS = 5  # of the clock
 MOST_ROWS = 200_000  # about 50 MB; a long run keeps its latest steps
+
+
+class ActionCall(NamedTuple):
+    """One call of a rank's list, with its code in the trace."""
+
+    run: Callable[[], None]
+    code: int  # of the action in the trace; -1 for what only waits, -2 for what does neither
+
+
+WAITS, SILENT = -1, -2
 
 
 class DeviceMarks:
@@ -73,6 +89,8 @@ class Tracer:
         self.clock, self.start = clock or HostClock(), start
         self.rows: list[tuple[int, int, int, int, int, int]] = []
         self.memory: list[tuple[int, int, int, int]] = []  # step, rank, time, bytes
+        self.conversions: list[tuple[int, int, int, int]] = []  # step, rank, code, nanoseconds
+        self._converted_ns = 0
 
     def add(self, step: int, code: int, start_ns: int, end_ns: int, wait_ns: int = 0) -> None:
         """Records one action.
@@ -82,11 +100,76 @@ class Tracer:
         """
         self.rows.append((step, self.rank, code, start_ns, end_ns, wait_ns))
 
+    def record(
+        self,
+        step: int,
+        calls: Sequence[ActionCall],
+        beat: Callable[[bool], None],
+        converting_ns: Callable[[], int] | None = None,
+    ) -> None:
+        """Runs a step and records its actions, with the time waited before each.
+
+        Args: `calls` are run in order; `beat` is told before each call whether it waits; `converting_ns` tells how long
+            conversions have taken so far, which a host knows.
+        """
+        if self.marks is not None:
+            self._record_on_gpu(step, calls, beat, self.marks)
+            return
+        waited = 0
+        for call, code in calls:
+            if code == SILENT:
+                call()
+                continue
+            beat(code == WAITS)
+            start = clock_ns()
+            call()
+            end = clock_ns()
+            if code == WAITS:
+                waited += end - start
+            else:
+                self.add(step, code, start, end, waited)
+                waited = 0
+                if converting_ns is not None:
+                    self.converting(step, code, converting_ns())
+
+    def _record_on_gpu(
+        self, step: int, calls: Sequence[ActionCall], beat: Callable[[bool], None], marks: DeviceMarks
+    ) -> None:
+        """Asks the GPU for everything, and waits for it at the end."""
+        rows, waits = list[tuple[int, int, int, bool]](), False
+        for call, code in calls:
+            if code == SILENT:
+                call()
+                continue
+            beat(code == WAITS)
+            if code == WAITS:
+                call()
+                waits = True
+                continue
+            start = marks.mark()
+            call()
+            rows.append((code, start, marks.mark(), waits))
+            waits = False
+        times, before = marks.times(), 0
+        for code, start, end, waits in rows:
+            waited = max(0, times[start] - before) if waits and before else 0
+            self.add(step, code, times[start], times[end], waited)
+            before = times[end]
+
+    def converting(self, step: int, code: int, total_ns: int) -> None:
+        """Records how long an action was busy with conversions.
+
+        Args: `code` is the action's, as in `add`; `total_ns` is how long this rank has been so far.
+        """
+        self.conversions.append((step, self.rank, code, total_ns - self._converted_ns))
+        self._converted_ns = total_ns
+
     def trim(self) -> None:
         """Lets go of the oldest steps where there are too many rows; called between steps."""
         if len(self.rows) > MOST_ROWS:
             first_kept = self.rows[len(self.rows) // 2][0]
             self.rows = [row for row in self.rows if row[0] >= first_kept]
+            self.conversions = [row for row in self.conversions if row[0] >= first_kept]
 
     def busy_ns(self, step: int) -> int:
         """Returns how long this rank was in actions of a step that it has just done."""
@@ -110,11 +193,13 @@ class Tracer:
         table = np.array(self.memory, np.int64).reshape(-1, len(MEMORY_COLUMNS))
         clock = (self.rank, self.start, self.clock.offset_ns, self.clock.error_ns)
         moved = self.clock.offset_ns
+        apart = np.array(self.conversions, np.int64).reshape(-1, len(CONVERSION_COLUMNS))
         return Timeline(
             **{name: getattr(ours, name) for name in ("step", "rank", "code", "wait_ns")},
             start_ns=ours.start_ns + moved,
             end_ns=ours.end_ns + moved,
             **{name: table[:, i] + moved * (name == "memory_ns") for i, name in enumerate(MEMORY_COLUMNS)},
+            **{name: apart[:, i] for i, name in enumerate(CONVERSION_COLUMNS)},
             **{name: np.array([value]) for name, value in zip(CLOCK_COLUMNS, clock, strict=True)},
         )
 
@@ -165,26 +250,6 @@ def _workspace_bytes(device: torch.device) -> int:
     before = torch.cuda.memory_allocated(device)
     clear()
     return before - torch.cuda.memory_allocated(device)
-
-
-def profiled(run: Callable[[], T], path: Path | None) -> T:
-    """Runs a function under torch.profiler, which slows it.
-
-    Args: `path` takes what was recorded, with a mark of this host's clock; nothing is recorded where it is None.
-    Returns: what the function returns.
-    """
-    if path is None:
-        return run()
-    from torch.profiler import profile, record_function
-
-    path.parent.mkdir(exist_ok=True)
-    with profile() as recorded:
-        for _ in range(MARKS):  # the first ones begin late
-            with record_function(CLOCK_MARK.format(ns=clock_ns())):
-                pass
-        done = run()
-    recorded.export_chrome_trace(str(path))
-    return done
 
 
 def static_bytes(tensors: Iterable[Tensor]) -> int:

@@ -1,16 +1,20 @@
 """What a rank does to its part of a tensor in one step of a conversion: the collectives of `planner.layout`.
 
-All of them are made of messages between the ranks of one axis. So one code runs over processes and in one process,
-and every element is added up in the order of the ranks.
+All of them are made of parts that the ranks of one axis send each other. So one code runs over processes and in one
+process, and every element is added up in the order of the ranks. Where an axis has a wire of its own, parts travel in
+one collective: single messages of gloo wait up to a tick of the scheduler (4 ms) where threads share processors, since
+its thread asks for a lock in vain whose holder it keeps from running.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
+from time import monotonic_ns
 
 import torch
 from torch import Tensor
@@ -21,15 +25,41 @@ from runtime.spatial import Wire
 Parts = list[Tensor]  # one for each rank of an axis
 
 
+@dataclass
+class ConversionWatch:
+    """Counts how long a rank is busy with conversions, in nanoseconds."""
+
+    ns: int = 0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Returns a context whose time counts."""
+        start = monotonic_ns()
+        try:
+            yield
+        finally:
+            self.ns += monotonic_ns() - start
+
+
 @dataclass(frozen=True)
 class CutGroup:
     """The group of ranks that works on one micro-batch, seen from one of them."""
 
     mesh: Mesh
     wire: Wire
+    lines: Mapping[int, Wire] = field(
+        default_factory=dict
+    )  # of the ranks along an axis alone, in their order
+    watch: ConversionWatch = field(default_factory=ConversionWatch, compare=False)
 
     def __post_init__(self) -> None:
         assert prod(self.mesh) == self.wire.size, (self.mesh, self.wire.size)
+        for axis, line in self.lines.items():
+            assert (line.rank, line.size) == (self.position[axis], self.mesh[axis])
+
+    def line(self, axis: int) -> Wire | None:
+        """Returns the wire of the ranks along an axis alone; None where there is only that of the whole group."""
+        return self.wire if self.mesh[axis] == self.wire.size else self.lines.get(axis)
 
     @cached_property
     def position(self) -> tuple[int, ...]:
@@ -50,6 +80,9 @@ class CutGroup:
 
         Args: `parts` are in the order of the ranks of the axis; `shapes` are those of what they send.
         """
+        line, place = self.line(axis), self.position[axis]
+        if line is not None:
+            return _over(line, parts, shapes, place)
         members = [rank for rank, _ in self.along(axis)]
         mine = members.index(self.wire.rank)
         found = [torch.empty(tuple(shape), dtype=parts[0].dtype, device=parts[0].device) for shape in shapes]
@@ -76,18 +109,33 @@ class CutGroup:
         ranks, flat = self.mesh[axis], x.detach().reshape(-1)
         bounds = [flat.numel() * i // ranks for i in range(ranks + 1)]
         pieces = [flat[a:b] for a, b in itertools.pairwise(bounds)]
-        members = [rank for rank, _ in self.along(axis)]
-        mine = members.index(self.wire.rank)
-        own = _combined(self.swapped(pieces, [pieces[mine].shape] * ranks, axis), combine)
+        own = pieces[self.position[axis]].shape
+        line = self.line(axis)
+        if line is None:
+            total = _combined(self.swapped(pieces, [own] * ranks, axis), combine)
+            return torch.cat(self.spread(total, [piece.shape for piece in pieces], axis)).view(x.shape)
+        sizes, mine = [piece.numel() for piece in pieces], [own.numel()] * ranks
+        addends = flat.new_empty(sum(mine))
+        line.all_to_all(addends, flat, mine, sizes)
+        rows = addends.view(ranks, own.numel())
+        rows.copy_(_combined(rows.unbind(), combine))
         made = torch.empty_like(flat)
-        found = [made[a:b] for a, b in itertools.pairwise(bounds)]
-        others = [i for i in range(ranks) if i != mine]
-        wait = self.wire.exchange(
-            [(members[i], own) for i in others], [(members[i], found[i]) for i in others]
-        )
-        found[mine].copy_(own)
-        wait()
+        line.all_to_all(made, addends, sizes, mine)
         return made.view(x.shape)
+
+
+def _over(line: Wire, parts: Sequence[Tensor], shapes: Sequence[Sequence[int]], mine: int) -> Parts:
+    """Sends a part to each rank of a line, and returns what each has sent; what a rank keeps does not travel.
+
+    Args: `mine` is this rank's place there.
+    """
+    others = [part.reshape(-1) for place, part in enumerate(parts) if place != mine]
+    sizes = [0 if place == mine else part.numel() for place, part in enumerate(parts)]
+    counts = [0 if place == mine else prod(shape) for place, shape in enumerate(shapes)]
+    found = parts[mine].new_empty(sum(counts))
+    line.all_to_all(found, others[0] if len(others) == 1 else torch.cat(others), counts, sizes)
+    rows = zip(torch.split(found, counts), shapes, strict=True)
+    return [parts[mine] if place == mine else row.view(tuple(x)) for place, (row, x) in enumerate(rows)]
 
 
 def _combined(addends: Sequence[Tensor], combine: Callable[[Tensor], Tensor]) -> Tensor:
@@ -107,7 +155,8 @@ def moved(
     Args: `x` is this rank's part in the layout `source`; `what` is the collective that leads to `target`.
     Returns: this rank's part in the layout `target`.
     """
-    return _MOVES[what](x, source, target, axis, group)
+    with group.watch.running():
+        return _MOVES[what](x, source, target, axis, group)
 
 
 def _none(x: Tensor, source: GroupLayout, target: GroupLayout, axis: int, group: CutGroup) -> Tensor:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from planner.capture import StageModule, name_of
 from planner.errors import BadPlan
-from planner.layout import STATE_PREFIX, GroupLayout, LocalGraph, everywhere, path, positions
+from planner.layout import STATE_PREFIX, GroupLayout, LocalGraph, Mesh, everywhere, path, positions
 from planner.model import ModelGraph
 from planner.plan import Plan, graph_on_group
 from runtime.data import Region, Rows
 from runtime.layout.convert import Convert
-from runtime.layout.moves import CutGroup, region
+from runtime.layout.moves import ConversionWatch, CutGroup, region
 from runtime.layout.rewrite import localise
 from runtime.layout.stage import nodes_of
 from runtime.spatial import GroupWire, Sharing, sharing
@@ -36,16 +36,22 @@ class TensorParts:
     graph: LocalGraph
     group: dist.ProcessGroup
     place: int
+    lines: Mapping[int, dist.ProcessGroup] = field(default_factory=dict)  # by axis, where there are several
 
     @cached_property
     def cut_group(self) -> CutGroup:
         """Returns what carries the messages of conversions."""
-        return CutGroup(self.graph.mesh, GroupWire(self.group))
+        lines = {axis: GroupWire(group) for axis, group in self.lines.items()}
+        return CutGroup(self.graph.mesh, GroupWire(self.group), lines)
 
     @cached_property
     def cut(self) -> Mapping[str, GroupLayout]:
         """Returns how each parameter lies of which this rank holds a part, by name."""
         return cut_parameters(self.graph)
+
+    def converting_ns(self) -> int:
+        """Returns how long this rank has been busy with conversions so far, in nanoseconds."""
+        return self.cut_group.watch.ns
 
     def shrunk(self, module: StageModule) -> TensorParts:
         """Leaves room in a stage for this rank's parts alone.
@@ -83,8 +89,9 @@ class TensorParts:
         ):
             return tensor
         steps = path(layout, everywhere(layout.shape), self.graph.mesh, trained=False)
+        unwatched = replace(self.cut_group, watch=ConversionWatch())  # of no action
         with torch.no_grad():
-            return Convert(steps, self.cut_group)(tensor.detach())
+            return Convert(steps, unwatched)(tensor.detach())
 
     def join(
         self,
@@ -210,10 +217,27 @@ def ranks_together(
     if graph is None:
         return sharing(plan, every, mesh, world)
     here, mine = mesh.by_rank[world.rank], None
+    lines: dict[int, dist.ProcessGroup] = {}
     for data, pipeline in sorted({(p.data, p.pipeline) for p in plan.places}):
         members = [p for p in plan.places if (p.data, p.pipeline) == (data, pipeline)]
-        group = world.new_group([p.rank for p in sorted(members, key=lambda p: p.spatial)])
+        ranks = [p.rank for p in sorted(members, key=lambda p: p.spatial)]
+        group = world.new_group(ranks)
         mine = group if group is not None else mine
+        for axis, places in _lines(graph.mesh):
+            line = world.new_group([ranks[place] for place in places])
+            lines |= {} if line is None else {axis: line}
     assert mine is not None
     assert dist.get_rank(mine) == here.spatial, "a group keeps the order in which its ranks are named"
-    return TensorParts(graph, mine, here.spatial)
+    return TensorParts(graph, mine, here.spatial, lines)
+
+
+def _lines(mesh: Mesh) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Yields each axis with the places of ranks that differ along it alone, where these are not the whole group."""
+    every = positions(mesh)
+    for axis, size in enumerate(mesh):
+        if size == len(every):
+            continue
+        rows: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for place, at in enumerate(every):
+            rows[(*at[:axis], *at[axis + 1 :])].append(place)
+        yield from ((axis, tuple(row)) for row in rows.values())

@@ -107,8 +107,8 @@ class Ring:
             place: x.new_empty((*x.shape[:-2], len(numbers) * self.half, x.shape[-1]))
             for place, numbers in coming.items()
         }
-        wait = self.group.wire.exchange(sends, [(self.members[place], y) for place, y in got.items()])
-        wait()
+        with self.group.watch.running():
+            self.group.wire.exchange(sends, [(self.members[place], y) for place, y in got.items()])()
         for place, numbers in coming.items():
             own |= dict(zip(numbers, torch.split(got[place], self.half, -2), strict=True))
         return torch.cat([own[i] for i in wanted[mine]], -2)
@@ -131,7 +131,8 @@ class Ring:
         )
 
         def done() -> list[Tensor]:
-            wait()
+            with self.group.watch.running():
+                wait()
             return found
 
         return done

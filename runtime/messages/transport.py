@@ -147,7 +147,9 @@ class Transport:
     ) -> None:
         self._routes, self._place, self._peers = routes, place, peers
         self._device, self._group = device, group
-        self._in_order = device.type == "cuda"  # NCCL pairs messages in the order in which both sides issue them
+        self._in_order = (
+            device.type == "cuda"
+        )  # NCCL pairs messages in the order in which both sides issue them
         self._layouts: dict[_Hop, list[DenseLayout]] = {}
         self._learning = True
         self._posted: dict[Message, _Receive] = {}

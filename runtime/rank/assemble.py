@@ -84,6 +84,7 @@ def assemble(
         feed=feed,
         pulse=pulse,
         tracer=tracer,
+        converting_ns=None if cut is None else cut.converting_ns,
     )
     return Rank(
         plan=plan,

@@ -51,6 +51,11 @@ class Nobody:
         assert not sends and not receives, "a box has all the rows that it needs"
         return lambda: None
 
+    def all_to_all(
+        self, found: Tensor, sent: Tensor, found_sizes: Sequence[int], sent_sizes: Sequence[int]
+    ) -> None:
+        raise AssertionError("boxes of a volume send each other nothing")
+
     def all_reduce(self, tensor: Tensor, operation: Operation) -> None:
         raise AssertionError("nothing is summed over the boxes of a volume")
 

@@ -40,6 +40,15 @@ class Wire(Protocol):
         Returns: a function that waits until everything has been received.
         """
 
+    def all_to_all(
+        self, found: Tensor, sent: Tensor, found_sizes: Sequence[int], sent_sizes: Sequence[int]
+    ) -> None:
+        """Sends a part of one tensor to each rank of the group, itself among them; all of them call this.
+
+        Args: `found` is filled with what each rank sends to this one; both tensors have one dim and are dense. The sizes
+            are in elements, by rank.
+        """
+
     def all_reduce(self, tensor: Tensor, operation: Operation) -> None:
         """Reduces a tensor over all ranks of the group, in place.
 
@@ -67,6 +76,11 @@ class GroupWire:
                 work.wait()
 
         return wait
+
+    def all_to_all(
+        self, found: Tensor, sent: Tensor, found_sizes: Sequence[int], sent_sizes: Sequence[int]
+    ) -> None:
+        dist.all_to_all_single(found, sent, list(found_sizes), list(sent_sizes), group=self.group)
 
     def all_reduce(self, tensor: Tensor, operation: Operation) -> None:
         dist.all_reduce(tensor, _COLLECTIVE[operation], group=self.group)

@@ -1,13 +1,15 @@
-"""Split backwards for the profiler: each layer in the halves in which a stage of it would run."""
+"""Layers for the profiler as a stage runs them: with backwards in halves, and random numbers by sample."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
 
+import torch
 from torch import Tensor
 
 from planner.capture import StageModule
+from runtime.draws import Keys, key_random_operations, random_operations
 from runtime.stage import backward, deferred_weights, graph_edits
 from runtime.stage.backward import Boundary, Owed, Root, anchor_on
 from runtime.stage.deferred_weights import Debt, WeightStore
@@ -18,6 +20,14 @@ Values = Mapping[str, Tensor]
 
 class Split:
     """The profiler's way to split backwards, which it is handed since the planner does not import the runtime."""
+
+    def draw(self, module: StageModule, device: str) -> None:
+        """Makes the random operations of a layer draw as those of a stage do, in place.
+
+        Args: `module` is one layer, of which nothing has been edited; `device` is where it runs.
+        """
+        numbers = range(len(random_operations(module)))
+        key_random_operations(module, Keys(0, torch.device(device)), numbers)
 
     def of(self, module: StageModule) -> Stored | Walked:
         """Returns a layer whose backward is split as a stage of it would split it.

@@ -270,18 +270,14 @@ def state_of(optimizers: Mapping[Bucket, torch.optim.Optimizer], flats: Sequence
 def load_state(
     optimizers: Mapping[Bucket, torch.optim.Optimizer], flats: Sequence[AnyFlat], saved: SavedState
 ) -> None:
-    """Puts saved state into this rank's optimizers.
-
-    Args: `saved` may have more parameters than are here, or fewer.
-    """
+    """Puts saved state into this rank's optimizers; `saved` may have more parameters than are here, or fewer."""
     for group, name, parameter, state in _members(optimizers, flats):
         settings = saved.settings.get(name, {})
-        options = settings.get("group", {})
-        group.update({k: tuple(v) if isinstance(v, list) else v for k, v in options.items()})
+        options = settings.get("group", {}).items()
+        group.update({k: tuple(v) if isinstance(v, list) else v for k, v in options})
         for key, value in saved.tensors.get(name, {}).items():
-            # torch's optimizers count their steps on the host, unless a kernel or a CUDA graph reads the number.
-            on_host = key == "step" and not (group.get("capturable") or group.get("fused"))
-            state[key] = value.to(value.device if on_host else parameter.device, copy=True)
+            own = key == "step" and not group.get("capturable") and not group.get("fused")  # of the host
+            state[key] = value.to(value.device if own else parameter.device, copy=True)
         state.update(settings.get("state", {}))
 
 
@@ -294,8 +290,7 @@ def _members(
         names = {id(piece.tensor): piece.name for piece in flat.pieces()}
         for group in optimizer.param_groups if optimizer else ():
             for parameter in group["params"]:
-                name = names[id(parameter)]
-                yield group, name, parameter, optimizer.state[parameter]  # type: ignore[union-attr]
+                yield group, names[id(parameter)], parameter, optimizer.state[parameter]  # type: ignore[union-attr]
 
 
 def _is_plain(value: object) -> bool:

@@ -12,7 +12,7 @@ from planner.choose import layouts, rows_of, work_of
 from planner.cluster import Cluster, Group, Slot, Sum, Summing, total_devices
 from planner.cost import GridChoice
 from planner.errors import BadInput
-from planner.group import MeshOnCluster, activation_bytes, layer_parts
+from planner.group import MeshOnCluster, activation_bytes, layer_parts, weight_bytes
 from planner.layout import Mesh, Wish, cut_of, named_in, positions, refused_cut
 from planner.milp import limits
 from planner.milp.configurations.configurations import Configuration
@@ -20,7 +20,7 @@ from planner.milp.configurations.placement import PlacementCosts, WorkerGroups
 from planner.milp.configurations.spatial_choices import needs_space
 from planner.milp.pins import Pins
 from planner.model import ModelGraph
-from planner.plan import CutLine
+from planner.plan import CutLine, StagePlan, StageTimes
 from planner.profile import CostKey, Profile
 
 _TYPICAL_BYTES = 1 << 20  # of gradients
@@ -174,11 +174,42 @@ def converting_ns(
     machines: PlacementCosts, profile: Profile, shape: Configuration, setting: CostKey
 ) -> float:
     """Returns what the conversions of one micro-batch take; nothing where no tensor lies in parts."""
+    return sum(
+        forward + backward for forward, backward in conversions_ns(machines, profile, shape, setting).values()
+    )
+
+
+def conversions_ns(
+    machines: PlacementCosts, profile: Profile, shape: Configuration, setting: CostKey
+) -> dict[str, tuple[float, float]]:
+    """Returns what the conversions of each layer take forward and backward; none where no tensor lies in parts."""
     if not shape.mesh:
-        return 0.0
+        return {}
     found = cut_of(profile.graph, shape.micro, shape.mesh, shape.cut)
-    parts = layer_parts(found, activation_bytes(profile, setting), mesh_group(machines, shape)).values()
-    return sum(part.forward_ns + part.backward_ns for part in parts)
+    sized, weights = activation_bytes(profile, setting), weight_bytes(profile.graph)
+    parts = layer_parts(found, sized, mesh_group(machines, shape), weights)
+    return {name: (part.forward_ns, part.backward_ns) for name, part in parts.items()}
+
+
+def with_conversions(
+    times: Sequence[StageTimes],
+    stages: Sequence[StagePlan],
+    machines: PlacementCosts,
+    profile: Profile,
+    shape: Configuration,
+    setting: CostKey,
+) -> tuple[StageTimes, ...]:
+    """Returns the times of every stage, with what conversions are of them."""
+    if not shape.mesh:
+        return tuple(times)
+    taken = conversions_ns(machines, profile, shape, setting)
+    found = []
+    for each, stage in zip(times, stages, strict=True):
+        ways = [taken.get(layer, (0.0, 0.0)) for layer in stage.layers]
+        ahead, back = (int(sum(own)) for own in zip(*ways, strict=True))
+        apart = {"forward_conversions_ns": ahead, "backward_conversions_ns": back}
+        found.append(each.model_copy(update=apart))
+    return tuple(found)
 
 
 def part_sums(

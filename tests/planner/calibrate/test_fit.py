@@ -10,12 +10,12 @@ import pytest
 
 from planner.calibrate import Observation, fit
 from planner.calibrate.refine import nominal_plan, repredicted
-from planner.cluster import Correction, Corrections
+from planner.cluster import Correction, Corrections, nine_of_ten
 from planner.errors import BadInput
 from planner.milp import Question, solve
 from planner.plan import Plan
 from planner.simulate import simulate_plan
-from planner.timeline import SEND, Timeline, concatenate
+from planner.timeline import CONVERSION_COLUMNS, SEND, Timeline, concatenate
 from tests.planner.milp.instances import chain, cluster, profile
 
 
@@ -161,3 +161,58 @@ def test_steps_that_overlap_take_as_long_as_from_one_end_to_the_next() -> None:
     run = Observation(plan=plan, timeline=simulate_plan(plan, steps=12))
     assert run.step_ns == pytest.approx(plan.prediction.step_ns, rel=0.01)
     assert run.timeline.of_step(5).makespan_ns > 1.05 * plan.prediction.step_ns
+
+
+def in_parts(seed: int, share: float) -> Plan:
+    """A plan of which conversions take a share."""
+    plan = planned(seed, "1f1b")
+    times = [
+        each.model_copy(
+            update={
+                "forward_conversions_ns": round(share * each.forward_ns),
+                "backward_conversions_ns": round(share * each.backward_ns),
+            }
+        )
+        for each in plan.times
+    ]
+    return plan.model_copy(update={"times": tuple(times), "certificate": None})
+
+
+def converting(run: Observation, truth: Corrections) -> Observation:
+    """The run with a record of what conversions took, which is what its plan says when corrected."""
+    times, rows = repredicted(run.plan, truth).times, run.timeline
+    ways = {"F": "forward_conversions_ns", "B": "backward_conversions_ns"}
+    own = [
+        (step, rank, code, getattr(times[event.stage], ways[event.name]))
+        for step, rank, code, event in zip(rows.step, rows.rank, rows.code, rows.events(), strict=True)
+        if event.name in ways
+    ]
+    table = np.array(own, np.int64)
+    columns = {name: table[:, i] for i, name in enumerate(CONVERSION_COLUMNS)}
+    return replace(run, timeline=replace(rows, **columns))
+
+
+def test_conversions_are_corrected_apart_from_computing_so_that_plans_without_them_are_right() -> None:
+    truth = TRUE.model_copy(update={"conversion": correction(0, 4.0)})
+    plans = [in_parts(seed, share) for seed, share in enumerate((0.5, 0.6, 0.3))]
+    found = fit([converting(run_of(plan, truth), truth) for plan in plans])
+    assert found.conversion is not None and found.conversion.factor == pytest.approx(4.0, rel=0.01)
+    assert found.forward is not None and found.forward.factor == pytest.approx(1.2, rel=0.01)
+    assert found.backward is not None and found.backward.factor == pytest.approx(1.3, rel=0.01)
+    without = planned(3, "1f1b")
+    assert repredicted(without, found).prediction.step_ns == pytest.approx(
+        repredicted(without, truth).prediction.step_ns, rel=0.01
+    )
+
+
+def test_a_plan_is_judged_by_runs_of_other_plans_however_often_it_ran() -> None:
+    slow = TRUE.model_copy(update={"forward": correction(0, 2.4), "backward": correction(0, 2.6)})
+    plans = [(planned(seed, "1f1b"), truth) for seed, truth in enumerate((TRUE, TRUE, slow))]
+    runs = [run_of(*each) for each in plans]
+    assert fit(4 * runs).step_spread == pytest.approx(fit(runs).step_spread, rel=0.05)
+
+
+def test_the_bar_of_few_plans_is_wider_than_their_worst_error_and_that_of_many_is_not() -> None:
+    assert nine_of_ten([0.1, 0.1, 0.1], 3) == pytest.approx(2.353 * (4 / 3) ** 0.5 * 0.1)
+    assert nine_of_ten([0.1] * 20, 20) == pytest.approx(0.1)
+    assert nine_of_ten([0.2], 1) == 0.2

@@ -18,7 +18,7 @@ from planner.choose import (
     price,
     program,
 )
-from planner.choose.prices import NOT_STORED, anywhere
+from planner.choose.prices import NOT_STORED, PricedParts, anywhere
 from planner.choose.written import taken
 from planner.cluster import Cluster
 from planner.errors import BadInput
@@ -178,3 +178,22 @@ def test_any_number_of_ranks_and_any_model_has_a_layout(model: object, ranks: in
 def test_a_group_larger_than_the_cluster_is_refused() -> None:
     with pytest.raises(BadInput, match="up to 64"):
         layouts(mlp(), NODES, 65)
+
+
+@pytest.mark.parametrize("mesh", [(4,), (2, 2)])
+def test_a_price_of_memory_has_the_same_answer_whatever_was_asked_before(mesh: Mesh) -> None:
+    work, on = gpt2(), MeshOnCluster(mesh=mesh, cluster=NODES)
+    decisions = decisions_of(folded(work.operations), mesh, work.with_gradients(), work.resolved)
+    asked = program(decisions, work, on, anywhere(mesh))
+    for worth in (0.0, 1.0, 0.02, 0.1, 0.0):
+        alone = program(decisions, work, on, anywhere(mesh))
+        assert asked.solve(worth, "highs") == alone.solve(worth, "cbc"), worth
+
+
+def test_parts_that_are_priced_once_give_the_price_of_the_whole() -> None:
+    work, on = gpt2(), MeshOnCluster(mesh=(2, 2), cluster=NODES)
+    decisions = decisions_of(folded(work.operations), (2, 2), work.with_gradients(), work.resolved)
+    asked, known = program(decisions, work, on), PricedParts(work, on)
+    for worth in (0.0, 0.02, 1.0, 0.02):
+        graph = graph_of(work, decisions, asked.solve(worth))
+        assert known.price(graph) == price(graph, work, on)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +10,13 @@ from planner.errors import BadInput
 from planner.schedule import Action, Kind
 from planner.timeline import (
     COLLECTIVE,
+    CONVERSION_COLUMNS,
     SEND,
     Event,
     Timeline,
     compare,
     concatenate,
+    converting_ns,
     decode,
     encode,
     from_events,
@@ -116,3 +119,14 @@ def test_a_file_that_is_no_timeline_is_refused(tmp_path: Path) -> None:
             Timeline.load(tmp_path / name)
     with pytest.raises(BadInput, match=r"\.npz or \.jsonl"):
         trace(1).save(tmp_path / "trace.csv")
+
+
+@pytest.mark.parametrize("ending", ["npz", "jsonl"])
+def test_what_conversions_took_is_kept_with_a_timeline(tmp_path: Path, ending: str) -> None:
+    code = encode(Event("F", 1))
+    rows = np.array([(0, 0, code, 5), (0, 1, code, 7), (1, 0, code, 100)])
+    columns = {name: rows[:, i] for i, name in enumerate(CONVERSION_COLUMNS)}
+    path = tmp_path / f"trace.{ending}"
+    replace(trace(10), **columns).save(path)
+    assert converting_ns(Timeline.load(path), [0]) == {("F", 1): 6}
+    assert converting_ns(trace(10), [0]) == {}

@@ -26,20 +26,20 @@ import torch.nn.functional as F
 from torch import nn
 
 drawn, conversions = 0, 0
-exchange = dist.batch_isend_irecv
+exchange = dist.all_to_all_single
 
 
-def counted(messages):
+def counted(*args, **options):
     global conversions
     conversions += drawn > 4 and dist.get_rank() == 1
     marker = Path(__file__).with_suffix(".fell")
     if conversions > 5 and not marker.exists():
         marker.touch()
         os.kill(os.getpid(), signal.SIGKILL)
-    return exchange(messages)
+    return exchange(*args, **options)
 
 
-dist.batch_isend_irecv = counted
+dist.all_to_all_single = counted
 
 
 def build():

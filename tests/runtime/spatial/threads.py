@@ -54,6 +54,17 @@ class ThreadWire:
                 waited += 0.2
         raise RuntimeError(f"rank {self.rank} waits for rank {peer} in vain")
 
+    def all_to_all(
+        self, found: Tensor, sent: Tensor, found_sizes: Sequence[int], sent_sizes: Sequence[int]
+    ) -> None:
+        outgoing, incoming = sent.split(list(sent_sizes)), found.split(list(found_sizes))
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        wait = self.exchange(
+            [(rank, outgoing[rank]) for rank in others], [(rank, incoming[rank]) for rank in others]
+        )
+        incoming[self.rank].copy_(outgoing[self.rank])
+        wait()
+
     def all_reduce(self, tensor: Tensor, operation: Operation) -> None:
         others = [rank for rank in range(self.size) if rank != self.rank]
         parts = [torch.empty_like(tensor) for _ in range(self.size)]

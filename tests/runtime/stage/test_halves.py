@@ -147,3 +147,16 @@ def test_between_the_halves_a_layer_holds_what_its_weights_still_need(tmp_path: 
     counters = 8  # leaves that stand for what enters
     assert 2 * value <= held["line"] <= 2 * value + counters
     assert held["norm"] <= counters
+
+
+def test_a_profile_runs_dropout_as_a_rank_does_with_numbers_by_sample() -> None:
+    workload = load("gpt2", {"size": "tiny", "dropout": "0.5"})
+    captured = capture(workload)
+    batch = captured.batch_values(*workload.batch(2))
+    found = [x for x in situations(captured, batch, Way()) if x.layer.name == "blocks.0.attention.out"]
+    for split, same in ((Split(), True), (None, False)):
+        specimen = real_specimen(captured, found[0], batch, Way(split=split))
+        (first,), (second,) = specimen.outputs(), specimen.outputs()
+        assert torch.equal(first, second) is same
+        (halved,) = specimen.outputs(specimen.halves.forward)
+        assert torch.equal(first, halved) is same
