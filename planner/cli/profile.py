@@ -131,8 +131,7 @@ def init(
     name: Annotated[
         str,
         typer.Argument(
-            help="hf: and a type or configuration of transformers, or a folder with a config.json",
-            metavar="hf:NAME",
+            help="hf: and a type or class of transformers, or a config's folder", metavar="hf:NAME"
         ),
     ],
     task: Annotated[
