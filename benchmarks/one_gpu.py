@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 import shardwright as sw
 from benchmarks.harness import Cell, Result, Table, above, main
-from planner.errors import BadInput, ShardwrightError
+from planner.errors import ShardwrightError
 from planner.plan import Plan
 from runtime.draws import Keys
 from runtime.draws.keyed import HASHED, Draw
@@ -29,6 +29,7 @@ from tests.runtime.plans import plan_for
 
 HERE = "tests/runtime/workloads/"
 STEPS = 3
+CLAIM = "Plans train over NCCL as one process does, and take the time and memory that were predicted."
 BRANCHES, GPT2 = (HERE + "branches.py", {"double": "True"}), (HERE + "gpt2.py", {"size": "tiny"})
 ONE = {"family": "1f1b", "workers": 1}
 PLANS: dict[str, tuple[tuple[str, dict[str, str]], dict[str, object], dict[str, str]]] = {
@@ -236,14 +237,16 @@ def _inferred(folder: Path, chunk: str, dtype: str) -> np.ndarray:
 
 
 def run(quick: bool) -> Result:
-    if not torch.cuda.is_available():
-        raise BadInput("no GPU is here", where="one_gpu", allowed="a machine with one")
+    if not torch.cuda.is_available():  # what was measured where there was one is kept
+        return Result(
+            name="one_gpu", claim=CLAIM, missed=("No GPU was here: nothing was measured.",), tables=[]
+        )
     tables = [over_nccl(quick), predicted(quick), dropout(), inference()]
     failed = [str(name) for name, _, off in tables[0].rows if off is None]
     ratios = [(str(row[0]), max(float(row[3] or 0), 1 / float(row[3] or 1))) for row in tables[1].rows]
     return Result(
         name="one_gpu",
-        claim="Plans train over NCCL as one process does, and take the time and memory that were predicted.",
+        claim=CLAIM,
         missed=(
             *((f"Failed over NCCL: {', '.join(failed)}.",) if failed else ()),
             *above(

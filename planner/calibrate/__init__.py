@@ -1,8 +1,8 @@
 """Learns from runs: corrections of costs, with the error that is left, and better orders for measured times.
 
 In: plans and the timelines of their runs. Out: `Corrections` (data of `planner.cluster`), or a plan with another
-order. Start reading at `fit.py` (runs to corrections), then `lines.py` (lines through samples, and memory),
-`repredict.py` (a plan's times with other corrections) and `refine.py` (orders for measured times).
+order. Start reading at `fit.py` (runs to corrections), then `lines.py` (lines through samples, and the
+errors that they leave) and `refine.py` (a plan's times with other corrections, and orders for measured times).
 """
 
 from planner.calibrate.fit import Observation, fit

@@ -16,8 +16,9 @@ from itertools import pairwise, zip_longest
 from statistics import fmean, median
 from typing import Literal, NamedTuple
 
+from planner.calibrate.lines import Sample, correction_by, half_range, nine_of_ten, rounded
 from planner.calibrate.refine import nominal_plan, repredicted, surplus
-from planner.cluster import Correction, Corrections, Sample, correction_by, half_range, nine_of_ten, rounded
+from planner.cluster import Correction, Corrections
 from planner.errors import BadInput
 from planner.plan import Plan, coordinates, rank_of, world_size
 from planner.schedule import Kind

@@ -15,14 +15,13 @@ from math import ceil, floor
 from statistics import median
 
 from planner.arrays import NS_PER_S
+from planner.calibrate.lines import Sample, line_through
 from planner.cluster import (
     Cluster,
     Correction,
     Corrections,
     MemoryCorrection,
     NodeGroup,
-    Sample,
-    line_through,
     with_node_groups,
 )
 from planner.errors import BadInput

@@ -33,7 +33,6 @@ from planner.layout import (
     fitting,
     laid,
     moved,
-    named_reads,
     parted,
     refuse_parts,
     source_of,
@@ -116,7 +115,7 @@ class _Walk:
         if operation.operation == GETITEM or _moves(operation):
             self._follow(operation)
             return
-        reads = list(dict(named_reads(operation)).values())
+        reads = list(dict(operation.named_reads()).values())
         owners = {lying[x].decision for x in reads} - {-1}
         if not owners and not self.found.trained.intersection(reads):
             lying[name] = Lying(-1, (tuple(map(everywhere, operation.outputs)),))
@@ -148,7 +147,7 @@ class _Walk:
 
     def _follow(self, operation: Operation) -> None:
         """Adds an operation to the decision about what it reads."""
-        found, names = self.found, dict(named_reads(operation))
+        found, names = self.found, dict(operation.named_reads())
         source = "self" if operation.operation == GETITEM else source_of(_call(operation, found))
         owner = found.lying[names[source]]
         layouts = []
@@ -168,7 +167,7 @@ class _Walk:
 
     def _joins(self, operation: Operation, options: Sequence[LocalOperation], owner: int) -> bool:
         """Adds an operation to a decision where it can take each of its layouts as it is."""
-        found, names = self.found, dict(named_reads(operation))
+        found, names = self.found, dict(operation.named_reads())
         if any(factor.cuts_weight for factor in FAMILIES[operation.operation](_call(operation, found))):
             return False
         decision, chosen = found.found[owner], []
@@ -198,7 +197,7 @@ class _Walk:
 
     def _options(self, operation: Operation) -> tuple[list[LocalOperation], bool]:
         """Returns every way to do an operation, and whether nothing is converted for it."""
-        found, names = self.found, dict(named_reads(operation))
+        found, names = self.found, dict(operation.named_reads())
         call = _call(operation, found)
         shapes = {argument: found.lying[x].layouts[0][0].shape for argument, x in names.items()}
         trained = {argument for argument, x in names.items() if x in found.trained}

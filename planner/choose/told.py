@@ -14,7 +14,6 @@ from planner.choose.pareto import ChosenLayout
 from planner.choose.work import GroupWork
 from planner.choose.written import rows_of
 from planner.group import placed_text
-from planner.layout import named_reads
 
 _SLIGHT = 0.005  # of a whole: what is not worth a word
 
@@ -89,7 +88,7 @@ def transformer_size(work: GroupWork) -> tuple[int, int] | None:
     shapes = {x.name: x.outputs[0] for x in graph.operations if x.outputs}
     sizes = Counter[tuple[int, int]]()
     for x in graph.operations:
-        read = dict(named_reads(x))
+        read = dict(x.named_reads())
         name = read.get("input") if x.operation == "aten.linear" else None
         if name is not None and x.name in graph.times:
             *lead, width = shapes[name]

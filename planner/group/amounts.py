@@ -22,7 +22,6 @@ from planner.layout import (
     LocalOperation,
     Mesh,
     as_captured,
-    named_reads,
     path,
     share_of,
 )
@@ -89,7 +88,7 @@ def amount(operation: Operation, shapes: Mapping[str, tuple[int, ...]], element_
     if kind in (GETITEM, *MOVES):
         return 0.0
     made = sum(map(prod, operation.outputs))
-    read = {argument: shapes.get(name, ()) for argument, name in named_reads(operation)}
+    read = {argument: shapes.get(name, ()) for argument, name in operation.named_reads()}
     moved = element_bytes * (made + sum(map(prod, read.values())))
     with as_captured(operation):
         return _flops(kind, made, read) + _FLOPS_A_BYTE * moved
@@ -110,7 +109,7 @@ def kept_of(operation: Operation, made: bool) -> tuple[tuple[str, ...], bool]:
 
     Args: `made` says whether the result has a gradient.
     """
-    names = tuple(argument for argument, name in named_reads(operation) if not name.startswith("state:"))
+    names = tuple(argument for argument, name in operation.named_reads() if not name.startswith("state:"))
     kind = operation.operation
     if not made:
         return (), False

@@ -23,7 +23,6 @@ from planner.layout.local_graph import (
     LocalOperation,
     gathers_parameter,
     keeps,
-    named_reads,
 )
 from planner.layout.local_model import (
     cut_of,
@@ -76,7 +75,6 @@ __all__ = [
     "local_model",
     "moved",
     "named_in",
-    "named_reads",
     "of_path",
     "operations_at",
     "parted",

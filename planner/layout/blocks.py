@@ -12,7 +12,6 @@ from typing import Final, NamedTuple
 
 from planner.layout.factor import Along
 from planner.layout.families import FAMILIES
-from planner.layout.local_graph import named_reads
 from planner.layout.lying import DimCut, parted
 from planner.layout.moves import MOVES, source_of
 from planner.layout.refusals import refuse_parts, refused
@@ -159,7 +158,7 @@ def _can_share(
     sides = [
         factor.side(argument)
         for factor in (rule(call) if rule is not None else ())
-        for argument, read in named_reads(user)
+        for argument, read in user.named_reads()
         if read == name
     ]
     return any(isinstance(side, Along) and side.dim == dim for side in sides)

@@ -46,11 +46,6 @@ class LocalOperation:
         return self.operation.named_reads()
 
 
-def named_reads(operation: Operation) -> tuple[tuple[str, str], ...]:
-    """Returns (argument, tensor) for every tensor that an operation reads; entries of a list are numbered."""
-    return operation.named_reads()
-
-
 @dataclass(frozen=True, slots=True)
 class Conversion:
     """A tensor that is brought to another layout once, for all that read it so."""

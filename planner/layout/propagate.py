@@ -26,7 +26,6 @@ from planner.layout.local_graph import (
     LocalGraph,
     LocalOperation,
     held_states,
-    named_reads,
     rested,
 )
 from planner.layout.lying import DimCut, GroupLayout, Mesh, everywhere, parted, without_owed
@@ -157,7 +156,7 @@ class _Propagation:
 
     def _place(self, operation: Operation) -> LocalOperation:
         kind = operation.operation
-        names = dict(named_reads(operation))
+        names = dict(operation.named_reads())
         inputs = {argument: self.layouts[name][0] for argument, name in names.items()}
         alike = (ALIKE,) * len(self.mesh)
         if kind == GETITEM:

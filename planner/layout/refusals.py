@@ -12,7 +12,6 @@ from typing import Final
 from planner.errors import BadInput
 from planner.layout.factor import Along, Factor, Side, numbered
 from planner.layout.families import FAMILIES, RING, ring_refused
-from planner.layout.local_graph import named_reads
 from planner.layout.lying import DimCut
 from planner.layout.moves import MOVES, source_of
 from planner.spatial import (
@@ -131,7 +130,7 @@ def _try(operation: Operation, shapes: dict[str, tuple[Shape, ...]]) -> None:
         assert isinstance(source, Ref) and isinstance(index, int), "an entry of nothing"
         assert (shapes[source.name][index],) == operation.outputs, f"entry {index} of another shape"
         return
-    reads = {argument: shapes[name][0] for argument, name in named_reads(operation)}
+    reads = {argument: shapes[name][0] for argument, name in operation.named_reads()}
     call = call_of(operation, {name: whole(made[0]) for name, made in shapes.items()})
     if kind in MOVES and source_of(call) in reads:
         source_shape = reads[source_of(call)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from importlib.util import find_spec
 from math import prod
@@ -94,18 +94,16 @@ def _tables(
     places, samples, batch = _places(here, order, dim, rows)
     between, last = split_behind(places)
     lengths = tuple(prod(map(len, found)) for found in (places.before, [samples], between, last))
-    own = [
-        _sums(places.before), None if places.rows is None else places.rows, _sums(between),
-        None if places.plain else _sums(last),
-    ]  # fmt: skip
+    own = [_sums(places.before), places.rows, _sums(between), None if places.plain else _sums(last)]
     found = [None if each is None else torch.from_numpy(each).to(device) for each in own]
     assert len(lengths) == 4
     return lengths, (torch.from_numpy(samples).to(device), *found), batch  # type: ignore[return-value]
 
 
-def _sums(tables: object) -> NDArray[np.int64] | None:
+def _sums(tables: Sequence[NDArray[np.int64]]) -> NDArray[np.int64] | None:
+    """Returns the sum of one number of each table for all ways to take them; None where there are no tables."""
     found = None
-    for each in tables:  # type: ignore[attr-defined]
+    for each in tables:
         found = each if found is None else np.add.outer(found, each).ravel()
     return found
 

@@ -238,7 +238,7 @@ def share(job: InferJob, rank: int, meet: str) -> int:
     """
     cuda = job.device != "cpu"
     if cuda:
-        torch.cuda.set_device(rank if job.devices > 1 else 0)
+        torch.cuda.set_device(rank)
     applied = Applied(replace(job, device=f"cuda:{rank}") if cuda and job.devices > 1 else job)
     dist.init_process_group(
         "nccl" if cuda else "gloo", init_method=f"file://{meet}/file", rank=rank, world_size=job.devices

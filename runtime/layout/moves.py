@@ -2,8 +2,7 @@
 
 All of them are made of parts that the ranks of one axis send each other. So one code runs over processes and in one
 process, and every element is added up in the order of the ranks. Where an axis has a wire of its own, parts travel in
-one collective: single messages of gloo wait up to a tick of the scheduler (4 ms) where threads share processors, since
-its thread asks for a lock in vain whose holder it keeps from running.
+one collective: single messages of gloo wait up to 4 ms where threads share processors, and collectives do not.
 """
 
 from __future__ import annotations

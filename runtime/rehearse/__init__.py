@@ -2,7 +2,7 @@
 
 In: a plan and a device. Out: a `Rehearsal` with the measured time of every action, the peak of memory of
 every rank, and the step that follows from them.
-Start reading in `rehearse.py`, then `rank.py`.
+Start reading in `rehearse.py`; `fake_world.py` has the ranks that are not there.
 """
 
 from runtime.rehearse.rehearse import rehearse

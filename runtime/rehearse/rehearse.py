@@ -11,8 +11,12 @@ take their planned times. Data replicas do the same work, so one of them is run 
 
 from __future__ import annotations
 
+import gc
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
 from math import prod
 
 import torch
@@ -32,17 +36,24 @@ from planner.plan import (
 )
 from planner.schedule import check_schedule
 from planner.terminal import Report
+from planner.timeline import Event, decode
 from planner.workload import Workload
+from runtime.data import Batches
+from runtime.execute import Tensors, static_bytes
 from runtime.layout import largest_parts, places_of_parts
 from runtime.messages import DenseLayout, Edge, stages_of_layers
-from runtime.rehearse.fake_world import layouts, world_of
-from runtime.rehearse.rank import Rehearsed, rehearsed
-from runtime.rehearse.report import Rehearsal, compared
-from runtime.train import Model
+from runtime.rank import Rank, assemble
+from runtime.rehearse.fake_world import MADE_UP, MadeUpStates, layouts, world_of
+from runtime.rehearse.report import Rehearsal, Rehearsed, compared
+from runtime.sharding import Pace, SharedFlat
+from runtime.train import Model, NoPulse
 from runtime.update import buckets_of, trained
 from runtime.world import RankMesh, World, alone
 
 STEPS = 3
+# Not the warm-up of a run, where connections are opened: the first step makes the optimizer's state, the second is
+# the first that runs with it.
+STEPS_UNTIMED = 2
 # Of each rank: the share that is done, and its name.
 Around = Callable[[float, str], AbstractContextManager[None]]
 
@@ -99,7 +110,7 @@ def runs(
         ):
             if place.spatial not in known:
                 known[place.spatial] = layouts(model.plan, model.captured, _one_batch(model), world)
-            found = rehearsed(model, world, known[place.spatial], steps)
+            found = _rehearsed(model, world, known[place.spatial], steps)
         yield found
         if device.type == "cuda":
             torch.cuda.empty_cache()
@@ -141,3 +152,76 @@ def _updated(model: Model) -> dict[int, int]:
         for name, rank in owners(bucket.owners, sizes).items():
             found[rank] = found.get(rank, 0) + sizes[name]
     return found
+
+
+def _rehearsed(
+    model: Model, world: World, layouts: Mapping[Edge, Sequence[DenseLayout]], steps: int
+) -> Rehearsed:
+    """Runs one rank for some steps and measures it.
+
+    Args: `layouts` are what each hop carries; `steps` are timed, after two others.
+    Returns: nanoseconds of every action in each timed step, and the peak in bytes of one further step.
+    """
+    rank = _made_up(model, world, layouts)
+    batches = _batches(model, rank)
+    numbers = itertools.count(1)
+    for _ in range(STEPS_UNTIMED):
+        rank.step(next(numbers), next(batches))
+    gc.collect()
+    took: dict[Event, list[int]] = {}
+    for _ in range(steps):
+        for event, ns in _timed(rank, next(numbers), next(batches)):
+            took.setdefault(event, []).append(ns)
+    peak = max(_peaks(rank, (partial(rank.step, number, next(batches)) for number in numbers)))
+    here = rank.mesh.by_rank[rank.world.rank]
+    return Rehearsed(
+        rank=rank.world.rank,
+        worker=here.pipeline,
+        spatial=here.spatial,
+        peak_bytes=peak,
+        kept_bytes=static_bytes(rank.kept()),
+        took_ns={event: tuple(each) for event, each in took.items()},
+    )
+
+
+def _peaks(rank: Rank, steps: Iterator[Callable[[], object]]) -> Iterator[int]:
+    """Yields the peaks of a step: where replicas share, with links that are as fast and as slow as can be."""
+    shared = [flat for flat in rank.flats if isinstance(flat, SharedFlat)]
+    paces: tuple[Pace, ...] = ("at once", "awaited") if shared else ("beside",)
+    for pace in paces:
+        for flat in shared:
+            flat.wires.pace = pace
+        yield rank.with_peak(next(steps))[1]
+
+
+def _made_up(model: Model, world: World, layouts: Mapping[Edge, Sequence[DenseLayout]]) -> Rank:
+    """Returns a rank as it is in a run, with made-up weights.
+
+    Args: `layouts` are what each hop carries, so that no other rank need tell it.
+    """
+    rank = assemble(
+        model.plan,
+        model.captured,
+        world,
+        make_optimizer=model.workload.optimizer,
+        lr_schedule=model.workload.lr_schedule,
+        load=MadeUpStates(model.captured.graph),
+        options=replace(MADE_UP, ema=0.5 if model.plan.ema else None),
+        pulse=NoPulse(),
+    )
+    rank.transport.know(layouts)
+    return rank
+
+
+def _batches(model: Model, rank: Rank) -> Iterator[Mapping[int, Tensors]]:
+    """Yields the first batch again and again. Loading is not part of a step."""
+    values_of, graph = model.captured.batch_values, model.captured.graph
+    found = next(Batches(model.workload, rank.wanted(), values_of, seed=0, graph=graph).steps(0))
+    return itertools.repeat(found)
+
+
+def _timed(rank: Rank, step: int, batch: Mapping[int, Tensors]) -> Iterator[tuple[Event, int]]:
+    before = len(rank.tracer.rows)
+    rank.step(step, batch)
+    for _, _, code, start, end, _ in rank.tracer.rows[before:]:
+        yield decode(code), end - start

@@ -11,9 +11,9 @@ from planner.schedule import Kind
 from planner.shown import Shown
 from planner.simulate import Compiled, compile, duration_vector, period
 from planner.terminal import columns
+from planner.timeline import Event
 from planner.units import format_bytes as size
 from planner.units import format_duration
-from runtime.rehearse.rank import Rehearsed
 
 COLUMNS = {
     Kind.F: "forward_ns",
@@ -23,6 +23,18 @@ COLUMNS = {
     Kind.R: "recompute_ns",
     Kind.STEP: "step_ns",
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rehearsed:
+    """The times and the peak of memory of one rank that ran alone."""
+
+    rank: int
+    worker: int
+    spatial: int
+    peak_bytes: int
+    kept_bytes: int  # of it: parameters, gradients, buffers, optimizer state
+    took_ns: Mapping[Event, tuple[int, ...]]  # of every action, once a timed step
 
 
 @dataclass(frozen=True, kw_only=True)

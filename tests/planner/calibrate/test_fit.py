@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from planner.calibrate import Observation, fit
+from planner.calibrate.lines import nine_of_ten
 from planner.calibrate.refine import nominal_plan, repredicted
-from planner.cluster import Correction, Corrections, nine_of_ten
+from planner.cluster import Correction, Corrections
 from planner.errors import BadInput
 from planner.milp import Question, solve
 from planner.plan import Plan

@@ -24,10 +24,10 @@ def hops(stages: int) -> list[Hop]:
     return [Hop(direction=d, sender=a, receiver=b, values=("x",), bytes=8, ns=1000) for d, a, b in pairs]  # type: ignore[arg-type]
 
 
-def program_of(family: str, workers: int, micros: int) -> tuple[Program, int, list[Hop]]:
+def program_of(family: str, workers: int, micros: int) -> tuple[Program, list[Hop]]:
     schedule = generate(family, workers=workers, micros=micros)
     made = hops(schedule.stages)
-    return lower(schedule, made, [TIMES] * schedule.stages), schedule.stages, made
+    return lower(schedule, made, [TIMES] * schedule.stages), made
 
 
 class Loop:
@@ -87,6 +87,30 @@ class Noted:
     def recompute(self, micro: int) -> None: ...
 
 
+def interpreter_of(
+    program: Program,
+    worker: int,
+    held: list[tuple[int, int]],
+    made: list[Hop],
+    loop: Loop,
+    updates: Updates,
+    tracer: Tracer,
+) -> Interpreter:
+    """One of a worker whose stages only note what they are asked."""
+    stages = 1 + max(hop.receiver for hop in made)
+    return Interpreter(
+        program,
+        worker,
+        stages={node: Noted(node[1], stages) for node in held},
+        routes=routes_of_hops(made),
+        carrier=loop,
+        updates=updates,
+        feed=lambda stage, micro: {},
+        pulse=loop,
+        tracer=tracer,
+    )
+
+
 class Ticks:
     """Marks of a device that takes a microsecond from one to the next, and three more where it waits for others."""
 
@@ -105,20 +129,10 @@ class Ticks:
 
 
 def test_on_a_gpu_an_action_takes_what_the_device_says_and_waits_where_it_stood_idle_for_a_message() -> None:
-    program, stages, made = program_of("1f1b", 4, 8)
+    program, made = program_of("1f1b", 4, 8)
     loop, tracer, updates = Loop(), Tracer(1), Updates()
     tracer.marks = Ticks(loop)  # type: ignore[assignment]
-    interpreter = Interpreter(
-        program,
-        1,
-        stages={(0, 1): Noted(1, stages)},
-        routes=routes_of_hops(made),
-        carrier=loop,
-        updates=updates,
-        feed=lambda stage, micro: {},
-        pulse=loop,
-        tracer=tracer,
-    )
+    interpreter = interpreter_of(program, 1, [(0, 1)], made, loop, updates, tracer)
     for step in (1, 2):
         interpreter.run(step)
     first = [row for row in tracer.rows if row[0] == 1]
@@ -134,22 +148,12 @@ def test_on_a_gpu_an_action_takes_what_the_device_says_and_waits_where_it_stood_
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_every_action_runs_in_order_with_its_messages_and_is_traced(family: str) -> None:
-    program, stages, made = program_of(family, 4, 8)
+    program, made = program_of(family, 4, 8)
     schedule = generate(family, workers=4, micros=8)
     for worker in range(4):
         loop, tracer, updates = Loop(), Tracer(worker), Updates()
         held = [(p, s) for p, row in enumerate(schedule.place) for s, w in enumerate(row) if w == worker]
-        interpreter = Interpreter(
-            program,
-            worker,
-            stages={node: Noted(node[1], stages) for node in held},
-            routes=routes_of_hops(made),
-            carrier=loop,
-            updates=updates,
-            feed=lambda stage, micro: {},
-            pulse=loop,
-            tracer=tracer,
-        )
+        interpreter = interpreter_of(program, worker, held, made, loop, updates, tracer)
         interpreter.run(3)
         assert [str(decode(row[2])) for row in tracer.rows] == [str(a) for a in schedule.orders[worker]]
         assert {row[0] for row in tracer.rows} == {3} and {row[1] for row in tracer.rows} == {worker}
