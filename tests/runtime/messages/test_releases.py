@@ -44,7 +44,7 @@ class Lazy:
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_a_message_is_released_only_after_it_was_certainly_taken(family: str) -> None:
-    program, _, _ = program_of(family, 4, 8)
+    program, _ = program_of(family, 4, 8)
     for worker in range(4):
         assert _released(program, worker) == {i.message for i in program.ranks[worker] if i.op == "send"}, (
             "all are known to have arrived before they are sent again"
