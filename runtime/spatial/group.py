@@ -7,9 +7,12 @@ shards, its gradient is summed over the ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import os
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
+from time import monotonic_ns
 from typing import Any, Literal, Protocol
 
 import torch
@@ -23,8 +26,8 @@ Operation = Literal["sum", "max", "min"]
 Message = tuple[int, Tensor]  # rank within the group, and what is sent or received into
 _COLLECTIVE = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
-
 FEW, SMALL = 3, 4096  # ranks and elements for which messages to each other take less than an all-reduce
+MOST_LENT_NS = 20_000_000  # as long as a rank waits for a tensor that somebody else may rightly hold, too
 
 
 class Wire(Protocol):
@@ -80,10 +83,31 @@ class GroupWire:
     def all_to_all(
         self, found: Tensor, sent: Tensor, found_sizes: Sequence[int], sent_sizes: Sequence[int]
     ) -> None:
-        dist.all_to_all_single(found, sent, list(found_sizes), list(sent_sizes), group=self.group)
+        with _lent(found, sent) as (into, source):
+            dist.all_to_all_single(into, source, list(found_sizes), list(sent_sizes), group=self.group)
 
     def all_reduce(self, tensor: Tensor, operation: Operation) -> None:
         dist.all_reduce(tensor, _COLLECTIVE[operation], group=self.group)
+
+
+@contextmanager
+def _lent(*tensors: Tensor) -> Iterator[list[Tensor]]:
+    """Yields views for a collective on the host, and waits behind it until its thread has let go of them.
+
+    A thread of gloo may hold tensors, and with them their memory, for milliseconds after a collective has ended.
+    """
+    before = [_users(x) for x in tensors]
+    views = [x.detach() for x in tensors]
+    yield views
+    views.clear()
+    last = monotonic_ns() + MOST_LENT_NS
+    for x, users in zip(tensors, before, strict=True):
+        while x.device.type == "cpu" and _users(x) > users and monotonic_ns() < last:
+            os.sched_yield()
+
+
+def _users(x: Tensor) -> int:
+    return int(torch._C._storage_Use_Count(x.untyped_storage()._cdata))
 
 
 @dataclass(frozen=True)

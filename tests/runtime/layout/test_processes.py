@@ -20,3 +20,7 @@ def test_processes_train_as_one(ranks: int, pool: Pool) -> None:
         for name, grad in one.gradients[0].items():
             mine = torch.tensor(found[name], dtype=torch.float64)
             assert float((mine - grad.flatten()).abs().max()) < EXACT, name
+
+
+def test_a_collective_has_let_go_of_its_tensors_when_it_returns(pool: Pool) -> None:
+    assert pool.run("tests.runtime.layout.processes:held_afterwards", 2) == [0, 0]
