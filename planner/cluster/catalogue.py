@@ -8,6 +8,7 @@ that an eager operation costs on a host that has to launch it, an order of magni
 from __future__ import annotations
 
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 from planner.errors import BadInput
@@ -155,7 +156,9 @@ def find(name: str, *, where: str = "") -> Device:
     Raises: BadInput, with all names, where the catalogue does not have it.
     """
     if name not in CATALOGUE:
-        raise BadInput(f"unknown device '{name}'", where=where, allowed=", ".join(CATALOGUE))
+        near = get_close_matches(name.upper(), CATALOGUE, n=1, cutoff=0.3)
+        meant = f"; the nearest is {near[0]}" if near else ""
+        raise BadInput(f"unknown device '{name}'{meant}", where=where, allowed=", ".join(CATALOGUE))
     return CATALOGUE[name]
 
 

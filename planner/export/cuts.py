@@ -131,11 +131,16 @@ def stages_of_modules(modules: Sequence[Sequence[str]], layers: Sequence[str], w
 def blocks_of(stages: Stages) -> tuple[int, ...]:
     """Returns the number of repeated blocks in each stage, as Megatron counts transformer layers.
 
-    Raises: BadInput, without a place, where a model has no such blocks, or a cut goes elsewhere than between them.
+    Raises: BadInput, without a place, where a model has no such blocks, where they are unlike each other, or where a
+        cut goes elsewhere than between them.
     """
     layers = [name for names in stages for name in names]
     before, blocks, after = _blocks(layers)
     stage_of = {name: index for index, names in enumerate(stages) for name in names}
+    first = blocks[0]
+    if other := next((x for x in blocks if _inside(x) != _inside(first)), None):
+        unlike = [".".join(_block(block[0])) for block in (first, other)]
+        raise BadInput(f"blocks '{unlike[0]}' and '{unlike[1]}' of unlike layers")
     for block in blocks:
         if len({stage_of[name] for name in block}) > 1:
             raise BadInput(f"a cut through block '{'.'.join(_block(block[0]))}'")
@@ -171,6 +176,11 @@ def _block(layer: str) -> tuple[str, ...]:
     path = parts_of(layer)
     first = next((index for index, part in enumerate(path[:-1]) if part.isdecimal()), None)
     return () if first is None else path[: first + 1]
+
+
+def _inside(block: Sequence[str]) -> list[tuple[str, ...]]:
+    """Returns the names of a block's layers below the block."""
+    return [parts_of(layer)[len(_block(layer)) :] for layer in block]
 
 
 def _blocks(layers: Sequence[str], where: str = "") -> tuple[list[str], list[list[str]], list[str]]:

@@ -216,6 +216,7 @@ def trivial(space: Instance) -> list[tuple[RivalKind, list[Configuration]]]:
     free = replace(free, devices=space.pins.devices)
     wide = _shapes(space, replace(free, pipeline=1))
     most = max((shape.data for shape in wide), default=1)
+    shared = _shapes(space, replace(free, pipeline=1, shard=None, held="parameters", recompute=None))
     deep = [x for x in _shapes(space, free) if 1 < x.workers <= _DEEPEST_TRIVIAL]
     used = max((x.devices for x in deep), default=0)
     cut = [
@@ -229,6 +230,8 @@ def trivial(space: Instance) -> list[tuple[RivalKind, list[Configuration]]]:
         ("equal_stages", [x for x in deep if x.devices == used]),
         ("one_device", _shapes(space, replace(free, pipeline=1, data=1))),
     ]
+    if whole := [shape for shape in shared if shape.data == most]:
+        found.insert(1, ("fsdp", whole))
     if cut:
         found.append(("spatial", [x for x in cut if x.spatial == near]))
     return found

@@ -115,7 +115,9 @@ class PlannedConfiguration(Part):
     rescheduled: Flag = Field(default=False, description="the order was made again for these costs")
 
 
-RivalKind = Literal["chosen", "data_parallel", "equal_stages", "one_device", "spatial", "family", "near"]
+RivalKind = Literal[
+    "chosen", "data_parallel", "fsdp", "equal_stages", "one_device", "spatial", "family", "near"
+]
 
 
 class Rival(Part):

@@ -28,6 +28,7 @@ MOST_READERS = 4096  # of a rank, as `launch` takes them
 _ZERO_BUBBLE = ("zb-h1", "zb-h2", "zb-v")
 _KINDS = {
     "data_parallel": "data parallel",
+    "fsdp": "FSDP",
     "equal_stages": "equal stages (1f1b)",
     "one_device": "one device",
     "spatial": "shards over most devices",

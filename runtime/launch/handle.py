@@ -66,11 +66,8 @@ class Handle(Shown):
 
     @property
     def state(self) -> str:
-        """Returns the state of the run.
-
-        That is queued, running, done, stopped, failed, hung, lost, cancelled, interrupted or ended, or a word
-        of SLURM.
-        """
+        """Returns the state of the run: queued, running, done, stopped, failed, hung, lost, cancelled, interrupted
+        or ended, or a word of SLURM."""
         return status.of(self.folder).state
 
     @property
@@ -90,6 +87,11 @@ class Handle(Shown):
         """Returns the steps so far: number, mean loss, seconds, samples a second, learning rate, and the gradients'
         norm. A value that is not known is NaN."""
         return StepRows({"step": step, **asdict(row)} for step, row in steps_of(self.paths).items())
+
+    @property
+    def losses(self) -> dict[int, float]:
+        """Returns the mean loss of each step so far; `wait().losses` has those of all steps."""
+        return runfolder.losses_of(self.paths)
 
     def evaluations(self) -> list[Evaluated]:
         """Returns the evaluations of `valid_dataset()` so far, by step: loss, metrics, and whether it was the best."""
@@ -129,9 +131,7 @@ class Handle(Shown):
             return result_of(self.paths, self.ranks, self.outcome(timeout_s, tell if bar.shown else None))
 
     def record(self) -> RunRecord:
-        """Returns the run beside its plan, as reports take it. The traces of all ranks are there once the run
-        has ended.
-        """
+        """Returns the run beside its plan, as reports take it; it has all traces once the run has ended."""
         return finished.record(self.folder)
 
     def __repr__(self) -> str:
@@ -294,7 +294,6 @@ def launch_inline(
 def has_slurm(environment: Mapping[str, str] = os.environ) -> bool:
     """Returns whether SLURM can be used: inside of an allocation, or with a cluster that answers.
 
-    Args: its programs may be installed where there is no cluster, so `sinfo` is asked unless `environment`
-      has a job.
+    Args: its programs may be installed where no cluster is, so `sinfo` is asked unless `environment` has a job.
     """
     return "SLURM_JOB_ID" in environment or slurm.answers()

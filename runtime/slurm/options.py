@@ -113,7 +113,9 @@ class Options(Part):
     exclude: Line | None = None
     reservation: Name | None = None
     dependency: Line | None = None
-    cpus_per_task: Less | None = Field(default=None, description="the threads of a rank when left out")
+    cpus_per_task: Less | None = Field(
+        default=None, description="the threads and readers of a rank when left out"
+    )
     gpu_flag: Literal["gpus-per-node", "gres"] = "gpus-per-node"
     sbatch: dict[Key, Value] = Field(default_factory=dict, description="any further option of sbatch")
     env: dict[Variable, Value] = Field(default_factory=dict)

@@ -49,11 +49,16 @@ def request(
         folder=absolute(folder),
         directory=Path.cwd(),
         layout=task_layout.of(plan),
-        threads=job.threads,
+        threads=cores_of(job),
         cuda=job.device == "cuda",
         python=sys.executable,
         nodes=(flexible.fewest, flexible.most) if flexible else None,
     )
+
+
+def cores_of(job: Job) -> int:
+    """Returns the cores that a rank asks SLURM for: one for each thread, and one for each reader that is named."""
+    return job.threads + (job.data_workers or 0)
 
 
 def check(plan: Plan, graph: ModelGraph | None, folder: Path, job: Job, options: Options) -> list[str]:
@@ -67,9 +72,8 @@ def check(plan: Plan, graph: ModelGraph | None, folder: Path, job: Job, options:
     wanted = task_layout.of(plan)
     if graph is not None:
         _check_disk(graph, folder, job)
-    limits.check(
-        limits.known(), wanted, job.threads, job.device == "cuda", limits.effective(options, os.environ)
-    )
+    known = limits.effective(options, os.environ)
+    limits.check(limits.known(), wanted, cores_of(job), job.device == "cuda", known)
     place, warnings = str(absolute(folder)), _check_time(plan, graph, folder, options)
     if len(wanted.tasks) > 1 and place.startswith(tuple(f"{name}/" for name in LOCAL_FOLDERS)):
         warnings.append(

@@ -60,6 +60,11 @@ def test_an_unknown_device_is_refused_with_the_names_of_those_known() -> None:
         devices.find("H1000")
 
 
+def test_the_nearest_name_of_an_unknown_device_is_told() -> None:
+    with pytest.raises(BadInput, match="unknown device 'h100'; the nearest is H100-80GB"):
+        devices.find("h100")
+
+
 def test_an_unknown_precision_is_refused() -> None:
     with pytest.raises(BadInput, match="unknown precision 'int3'"):
         devices.find("cpu").flop_per_s("int3")

@@ -107,6 +107,16 @@ def test_changed_plans_are_refused_by_what_was_changed() -> None:
             export(plan.model_copy(update=change), "torchtitan")
 
 
+def test_megatron_takes_no_model_whose_blocks_are_unlike() -> None:
+    plan = planned("two stages")
+    first, *others = plan.stages
+    lost = next(name for name in first.layers if name.startswith("blocks.1."))
+    thinner = first.model_copy(update={"layers": tuple(x for x in first.layers if x != lost)})
+    unlike = plan.model_copy(update={"stages": (thinner, *others)})
+    with pytest.raises(BadInput, match=r"blocks 'blocks\.0' and 'blocks\.1' of unlike layers"):
+        export(unlike, "megatron")
+
+
 def test_an_order_of_ranks_counts_where_it_puts_others_on_a_node() -> None:
     plan, machines = (
         planned("replicas of stages over nodes"),

@@ -408,3 +408,13 @@ def test_a_hop_of_the_wrong_precision_is_a_violation() -> None:
 def test_a_precision_that_was_not_profiled_is_refused() -> None:
     with pytest.raises(BadInput, match=r"precision 'bf16' was not profiled.*fp32"):
         solve(Question(profile=profile(chain(2, 0)), cluster=cluster(2), batch=2, precision="bf16"))
+
+
+def test_fully_sharded_replicas_stand_beside_the_plan_with_the_price_of_their_pin() -> None:
+    costs, machines = profile(chain(6, 1)), cluster(4)
+    proof = plan_of(costs, machines, 8).certificate
+    assert proof is not None
+    fsdp = next(rival for rival in proof.rivals if rival.kind == "fsdp")
+    assert fsdp.configuration is not None and fsdp.configuration.ranks == fsdp.configuration.data == 4
+    pinned = {"data": 4, "pipeline": 1, "shard": "parameters", "schedule": "1f1b"}
+    assert plan_of(costs, machines, 8, pinned).prediction.step_ns == fsdp.step_ns

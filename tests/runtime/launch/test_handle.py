@@ -36,7 +36,8 @@ def test_a_local_run_is_asked_while_it_runs_and_cancelled(plan: Plan, tmp_path: 
     while len(run.metrics()) < 3:
         assert time.monotonic() < end, run.logs()
         time.sleep(0.05)
-    rows = run.metrics()
+    rows, losses = run.metrics(), run.losses
+    assert losses and all(losses[row["step"]] == row["loss"] for row in rows)
     assert [row["step"] for row in rows[:3]] == [1, 2, 3]
     assert {"step", "loss", "seconds", "samples_per_second", "learning_rate"} <= set(rows[0]) and rows[0][
         "loss"

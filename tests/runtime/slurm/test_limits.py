@@ -9,6 +9,7 @@ import pytest
 
 from planner.errors import Infeasible
 from planner.plan import yaml as plan_yaml
+from runtime.runfolder import Job
 from runtime.slurm import Options, limits, submit
 from runtime.slurm import commands as clients
 from runtime.slurm.limits import Nodes
@@ -91,3 +92,11 @@ def test_a_limit_too_short_for_a_step_and_a_checkpoint_is_refused_or_said(
             check()
     else:
         assert [found in said for said in check()] == [True] * bool(found)
+
+
+@pytest.mark.parametrize(("workers", "cores"), [(0, 2), (3, 5), (None, 2)])
+def test_a_rank_asks_for_a_core_for_each_thread_and_each_named_reader(
+    workers: int | None, cores: int
+) -> None:
+    job = Job(steps=1, device="cpu", threads=2, data_workers=workers)
+    assert submit.cores_of(job) == cores
