@@ -35,7 +35,7 @@ _MEANINGS = (
     ("miss", r"(?:  |; )(?:within the error|takes as long|faster, but not what was asked for)$"),
     ("miss", r"(?<=  )absent(?=  )"),
     ("miss", r"\boutside the predicted\b|^stopped early\b.*|^slow: .*|^warning: .*"),
-    ("refused", r"^error:|^  caused by\b|\bdoes not fit: [^;\n]*$|\bno such plan of this batch\b.*$"),
+    ("refused", r"^error:|^  caused by\b|\bdoes not fit: [^;\n]*$|\bnone for this batch\b.*$"),
     ("refused", r"(?<=  )wrong(?=  )|^(?:failed|cancelled|interrupted|timeout|preempted)(?=:)"),
     ("hint", r"(?<![\w-])--[a-z][a-z-]+\b|`[^`]+`"),
 )

@@ -156,7 +156,7 @@ def test_a_configuration_has_one_row_and_that_of_the_plan_its_plain_name() -> No
         "",
         "within the error",
         "",
-        "no such plan of this batch on these devices",
+        "none for this batch, these devices and the micro-batches profiled",
     ]
     assert [row.slower for row in rows] == ["", "+1.6 %", "+25.3 %", ""]
 
