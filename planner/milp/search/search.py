@@ -11,21 +11,20 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from planner.errors import Infeasible
-from planner.milp import explain, formulation, infeasible, limits
+from planner.milp import formulation, infeasible, limits
 from planner.milp.configurations.configurations import Configuration
 from planner.milp.instance import Instance
 from planner.milp.limits import Effort, SearchProgress
 from planner.milp.problems import Rows
 from planner.milp.proof.boxes import ROUNDING, Box
-from planner.milp.proof.order_free import order_free_bound_ns
 from planner.milp.proof.prove import ConfigurationProof
 from planner.milp.proof.separable import SeparableRows
 from planner.milp.search import pick, relist
 from planner.milp.search.descent import UNFIT_NS, Answer
 from planner.milp.search.state import ConfigurationState, SearchState
-from planner.plan import Certificate
 
 _FILTERS = 2  # of what the program is written over
 
@@ -181,7 +180,8 @@ def _run(state: SearchState, waiting: Waiting, configurations: list[Configuratio
         pick.pick(state, configurations)
         pick.take_trivial(state, set(configurations))
         relist.spare(state)
-        pick.settle(state)
+        if not _soon_proved(state, waiting, configurations):
+            pick.settle(state)
     _solve_winner(state, waiting)
     best = _grow(state, waiting)
     state.stage = "settled"
@@ -199,12 +199,35 @@ def _run(state: SearchState, waiting: Waiting, configurations: list[Configuratio
         state.stage = "proved"
 
 
+def _soon_proved(state: SearchState, waiting: Waiting, configurations: Sequence[Configuration]) -> bool:
+    """Returns whether little work proves that nothing beats the first answers: then annealing cannot either.
+
+    Args: more than a few of `configurations` that may beat the answers are left for later, and untouched.
+    """
+    left = (shape for shape in configurations if state.promise_ns(shape) <= state.limit - 1)
+    few = list(islice(left, limits.SOON_PROVED + 1))
+    if state.best is None or len(few) > limits.SOON_PROVED:
+        return False
+    for shape in few:
+        waiting.add(shape)
+    meter = state.instance.meter
+    most = meter.spent_ns + limits.ALONE_NS
+    while waiting.heap and waiting.heap[0][0] <= state.limit - 1:
+        if meter.spent_ns > most:
+            return False
+        waiting.examine(waiting.every[heapq.heappop(waiting.heap)[1]])
+    return state.prove_alone(state.open)
+
+
 def _solve_winner(state: SearchState, waiting: Waiting) -> None:
     """Solves the configuration of the best plan alone: what it leaves open is hardly ever the answer."""
-    while state.best is not None and state.best.shape not in waiting.done and not state.best.shape.chosen:
+    solved: set[Configuration] = set()
+    while state.best is not None and state.best.shape not in solved and not state.best.shape.chosen:
         winner = state.best
-        waiting.examine(winner.shape)
-        state.prove_alone(winner)
+        solved.add(winner.shape)
+        if winner.shape not in waiting.done:
+            waiting.examine(winner.shape)
+        state.prove_alone([winner])
 
 
 def _grow(state: SearchState, waiting: Waiting) -> int:
@@ -270,30 +293,3 @@ def _open_part(
             box = box.filtered(rows, most)
     tried.bound_ns = state.limit if box is None else tried.bound_ns
     return None if box is None else formulation.OpenConfiguration(box=box, rows=rows, bound_ns=tried.bound_ns)
-
-
-def certificate(state: SearchState) -> Certificate:
-    """Returns the certificate of the best plan of a search.
-
-    Args: `state` has one.
-    """
-    best = state.best
-    assert best is not None and best.answer is not None
-    objective = best.answer.ns
-    bound = min([objective, *(tried.bound_ns for tried in state.open), *state.left])
-    return Certificate(
-        stage=state.stage,
-        objective_ns=objective,
-        bound_ns=bound,
-        order_free_bound_ns=order_free_bound_ns(best.problem, best.answer.cut),
-        searched=explain.counts(
-            state.considered,
-            left=sum(ns < objective for ns in state.left),
-            taken_up=sum(tried.closing is not None for tried in state.tried.values()),
-            unfinished=len({tried.shape for tried in state.open if tried.bound_ns < objective}),
-            rescheduled=state.listed,
-        ),
-        space=explain.searched_space(state.instance),
-        chosen=explain.priced("chosen", best),
-        rivals=tuple(explain.rivals(state.instance, best.problem, list(state.tried.values()))),
-    )
