@@ -135,11 +135,10 @@ class Box:
     def _arc(self, weights: Weights, p: int, flag: int) -> FloatArray:
         problem, low, high = self.problem, self.window(p), self.window(p + 1)
         line = weights.kinds[:, : len(COMPUTE), p] @ problem.prefix_ns[:, p]
-        start = line[:, low]
-        if p > 0:
-            start = start - self.hops.at(weights.hops, p)
+        start = line[:, low] - self.hops.at(weights.hops, p) if p > 0 else line[:, low]
         start = start - (weights.kinds[:, : len(COMPUTE), p] @ problem.launch_ns)[:, None]
-        cost: FloatArray = self.blocked[p] + line[:, None, high] - start[:, :, None]
+        cost: FloatArray = self.blocked[p] + line[:, None, high]
+        cost -= start[:, :, None]
         for row, table in self._tables(weights, p, flag):
             cost += row[:, None, None] * table
         return cost
