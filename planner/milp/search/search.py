@@ -119,7 +119,8 @@ def _soon_proved(state: SearchState, waiting: Waiting, configurations: Sequence[
         kept.bounds.update(bounds)
         return False
     state.tried, state.best, state.open = trial.tried, trial.best, trial.open
-    state.near, state.rows, state.bounded = trial.near, trial.rows, trial.bounded
+    state.near, state.bounded = trial.near, trial.bounded
+    state.rows.update(trial.rows)
     waiting.every, waiting.known, waiting.done, waiting.heap = (
         tried.every,
         tried.known,
