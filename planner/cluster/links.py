@@ -13,7 +13,7 @@ import numpy as np
 from planner.arrays import NS_PER_S, IntArray
 from planner.cluster.cluster import Cluster, Link
 from planner.cluster.corrections import Correction
-from planner.cluster.places import Distance, Located, Slot, card, distance, link_over
+from planner.cluster.places import Distance, Located, card, cards, distance, link_over
 from planner.sums import SumLoad, SumRate, line_of, offered, parse, today
 
 
@@ -46,16 +46,15 @@ def spread(cluster: Cluster, places: Iterable[Located]) -> Spread:
 
     Args: a device among `places` counts once.
     """
-    members = {Slot(place.node, place.slot) for place in places}
-    fullest = Counter(place.node for place in members)
-    cards = Counter(node for node, _ in {(place.node, card(cluster, place)) for place in members})
+    members = {(place.node, place.slot) for place in places}
+    fullest = Counter(node for node, _ in members)
     far: Distance = "cluster" if len({cluster.racks[node] for node in fullest}) > 1 else "rack"
     return Spread(
         places=len(members),
         nodes=len(fullest),
         far=far,
         fullest=max(fullest.values(), default=0),
-        cards=min(cards.values(), default=0),
+        cards=min(cards(cluster, members).values(), default=0),
     )
 
 

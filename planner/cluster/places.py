@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple, Protocol
 
@@ -76,6 +77,17 @@ def card(cluster: Cluster, place: Located) -> int:
     Returns: the card's number on the node, from 0.
     """
     return place.slot // ((group := group_of(cluster, place.node)).devices_per_card or group.devices_per_node)
+
+
+def cards(cluster: Cluster, places: Iterable[tuple[int, int]]) -> Counter[int]:
+    """Returns how many network cards of each node some devices are behind.
+
+    Args: `places` are pairs of a node and a slot.
+    """
+    members = set(places)
+    groups = {node: group_of(cluster, node) for node, _ in members}
+    behind = {node: group.devices_per_card or group.devices_per_node for node, group in groups.items()}
+    return Counter(node for node, _ in {(node, slot // behind[node]) for node, slot in members})
 
 
 def distance(cluster: Cluster, a: Located, b: Located) -> Distance:

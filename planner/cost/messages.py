@@ -6,7 +6,7 @@ First all cuts at once, as arrays. Then one stage, as lists of Values.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 import numpy as np
@@ -35,14 +35,7 @@ class Edges:
         Args: `low` and `high` are the first and the last boundary; boundary b is before layer b.
         """
         chosen = (self.previous < high) & (self.consumer >= low)
-        return Edges(
-            value=self.value[chosen],
-            made=self.made[chosen],
-            previous=self.previous[chosen],
-            consumer=self.consumer[chosen],
-            bytes=self.bytes[chosen],
-            backward=self.backward[chosen],
-        )
+        return Edges(**{column.name: getattr(self, column.name)[chosen] for column in fields(self)})
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -69,6 +62,22 @@ class Talk:
                     own = table[: first + 1, previous + 1 : consumer + 1]
                     np.minimum(own, consumer + 1, out=own)
         return np.maximum(ahead, back)
+
+    def beside(self, first: bool, last: bool) -> tuple[IntArray, IntArray]:
+        """Returns the least begin and the largest end of two neighbours that do not talk, by the layer between them.
+
+        Args: whether they are the `first` two stages, or the `last`.
+        Returns: [layer] twice; a begin no less than the layer where they cannot be.
+        """
+        ends, at = self.ends, np.arange(self.layers)
+        least = np.full(len(at), self.layers) if last else at + 1
+        begins, most = at.copy(), np.zeros_like(at)
+        for j in at[1:].tolist():
+            widest = 0 if first else j - 1
+            if ends[widest, j] > least[j]:
+                begins[j] = 0 if first else int(np.searchsorted(ends[:j, j], least[j], side="right"))
+                most[j] = min(self.layers, int(ends[widest, j]) - 1)
+        return begins, most
 
     @cached_property
     def sure(self) -> BoolArray:

@@ -60,6 +60,7 @@ SETTLING = (
     (8, 4, 0.2),
     (3, 16, 0.05),
 )  # how many of the best answers are annealed in turn, with so many times as many, and by how much they may be slower
+SOON_PROVED = 12  # configurations that may beat the first answers, up to which proofs come before annealing
 RUGGED = 1e-3  # share that annealing gained at last: then the best answer is annealed for longer still
 LONGEST = 64  # times as many neighbours, at most
 RELISTED_SETTLED = 2  # orders listed anew that are annealed for long, where that gained before

@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from planner.arrays import BoolArray, IntArray
+from planner.arrays import BoolArray, FloatArray, IntArray
 from planner.milp import limits
 from planner.milp.pins import Update
 from planner.plan import Hop
@@ -111,6 +111,29 @@ class Order:
             Hop(direction="grad" if way else "act", sender=a, receiver=b, values=(), bytes=0, ns=0)
             for way, a, b in np.argwhere(pattern.reshape(2, depth, depth)).tolist()
         ]
+
+
+def counted(moments: tuple[IntArray, ...], hosted: IntArray) -> list[FloatArray]:
+    """Returns for each worker [part of a stage, moment]: what is alive, of the stages that the worker hosts."""
+    own = [np.flatnonzero(row) for row in hosted]
+    return [
+        rows[:, at].reshape(len(rows), -1).T.astype(np.float64, order="F")
+        for rows, at in zip(moments, own, strict=True)
+    ]
+
+
+def peaks(counts: list[FloatArray], hosted: IntArray, moving: IntArray) -> IntArray:
+    """Returns the bytes of activations, [cut, worker].
+
+    Doubles hold bytes exactly, and are multiplied far faster than integers.
+
+    Args: `counts` are those of `counted`, `moving` is [cut, stage, part] bytes.
+    """
+    out: IntArray = np.zeros((len(moving), len(counts)), np.int64)
+    for worker, alive in enumerate(counts):
+        parts = moving[:, np.flatnonzero(hosted[worker])].reshape(len(moving), -1).astype(np.float64)
+        out[:, worker] = (parts @ alive).max(1)
+    return out
 
 
 def _widened(pattern: BoolArray, stages: int) -> BoolArray:

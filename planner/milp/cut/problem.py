@@ -81,17 +81,7 @@ class CutProblem(StageCosts):
         Returns: [layer] twice; the begin is no less than the layer where the boundary cannot be.
         """
         assert self.silent
-        ends, last, at = self.tables.talk.ends, self.layers, np.arange(self.layers)
-        least = at + 1 if self.silent < self.stages - 1 else np.full(len(at), last)
-        begins, most = at.copy(), np.zeros_like(at)
-        for j in at[1:].tolist():
-            widest = 0 if self.silent == 1 else j - 1
-            if ends[widest, j] > least[j]:
-                begins[j] = (
-                    0 if self.silent == 1 else int(np.searchsorted(ends[:j, j], least[j], side="right"))
-                )
-                most[j] = min(last, int(ends[widest, j]) - 1)
-        return begins, most
+        return self.tables.talk.beside(self.silent == 1, self.silent == self.stages - 1)
 
     def joined(self, stage: int, begins: IntArray, ends: IntArray) -> BoolArray | None:
         """Returns [begin, end]: which stages the cuts asked for may have; None where that is not limited.

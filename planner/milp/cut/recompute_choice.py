@@ -22,7 +22,7 @@ from typing import ClassVar, Self
 import numpy as np
 
 from planner.arrays import BoolArray, IntArray
-from planner.milp.cut.frozen_order import WorkMeter
+from planner.milp.cut.frozen_order import WorkMeter, counted, peaks
 from planner.milp.cut.problem import CutProblem
 from planner.milp.cut.recompute_least import settled
 from planner.milp.cut.stage_costs import COMPUTE, KINDS, Durations, GridKey
@@ -139,7 +139,9 @@ class RecomputeProblem(CutProblem):
             low, high = edges[:, :-1], edges[:, 1:]
             moments = self.choices.moments(frozenset(np.flatnonzero(flags).tolist()), self.meter)
             fixed: IntArray = self.fixed_bytes(low, high) @ self.hosted.T
-            out[same] = fixed + self._peaks(moments, self.moving_of(low, high, flags > 0))
+            out[same] = fixed + peaks(
+                counted(moments, self.hosted), self.hosted, self.moving_of(low, high, flags > 0)
+            )
         return out
 
     def bytes_of(self, cut: IntArray) -> tuple[IntArray, IntArray]:

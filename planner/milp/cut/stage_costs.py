@@ -18,7 +18,7 @@ from planner.cluster import NOISE, Sum
 from planner.cost import hop_bytes
 from planner.milp import limits
 from planner.milp.configurations.placement import Placement
-from planner.milp.cut.frozen_order import WorkMeter
+from planner.milp.cut.frozen_order import WorkMeter, counted, peaks
 from planner.milp.cut.recompute_least import LeastRecompute, settled
 from planner.milp.cut.stage_bytes import Sizes
 from planner.schedule import Kind
@@ -126,10 +126,10 @@ class StageCosts(Sizes):
         """
         low, high = cuts[:, :-1], cuts[:, 1:]
         fixed: IntArray = self.fixed_bytes(low, high) @ self.hosted.T
-        total: IntArray = fixed + self._peaks(self.moments, self.moving_bytes(low, high))
+        total: IntArray = fixed + peaks(self._counts, self.hosted, self.moving_bytes(low, high))
         if self.least is not None:
             moving = self.moving_of(low, high, np.False_)
-            plain: IntArray = fixed + self._peaks(self.least.moments, moving)
+            plain: IntArray = fixed + peaks(self._plain_counts, self.hosted, moving)
             total = np.where(plain <= self.available_bytes, plain, total)
             for p, worker in enumerate(self.hosted.argmax(0).tolist()):
                 lacks = total[:, worker] - self.available_bytes[worker]
@@ -137,18 +137,14 @@ class StageCosts(Sizes):
                 total[:, worker] = more + self.available_bytes[worker]
         return total
 
-    def _peaks(self, moments: tuple[IntArray, ...], moving: IntArray) -> IntArray:
-        """Returns the bytes of activations, [cut, worker].
+    @cached_property
+    def _counts(self) -> list[FloatArray]:
+        return counted(self.moments, self.hosted)
 
-        Doubles hold bytes exactly, and are multiplied far faster than integers.
-        """
-        out: IntArray = np.zeros((len(moving), len(moments)), np.int64)
-        for worker, rows in enumerate(moments):
-            own = np.flatnonzero(self.hosted[worker])
-            counts = rows[:, own].reshape(len(rows), -1).astype(np.float64)
-            parts = moving[:, own].reshape(len(moving), -1).astype(np.float64)
-            out[:, worker] = (parts @ counts.T).max(1)
-        return out
+    @cached_property
+    def _plain_counts(self) -> list[FloatArray]:
+        assert self.least is not None
+        return counted(self.least.moments, self.hosted)
 
     def again_ns(self, stage: int, begins: IntArray, ends: IntArray) -> IntArray:
         """Returns the time of recomputing where only some stages do, over two rows of boundaries.

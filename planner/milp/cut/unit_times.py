@@ -218,6 +218,7 @@ class Passed:
 
     work: LayerWork
     edges: Edges
+    _beside: dict[int, int] = field(default_factory=dict)
 
     @cached_property
     def _head(self) -> list[int]:
@@ -252,6 +253,14 @@ class Passed:
         for early, late in reversed(self._back):
             returned[early] = max(returned[early], returned[late] + back[late])
         return max(at + own for at, own in zip(returned, back, strict=True))
+
+    def beside(self, tables: Tables, stages: int) -> int:
+        """Returns the most work of two neighbouring stages that do not talk."""
+        if (key := min(stages, 4)) not in self._beside:  # the first two, some in the middle, or the last two
+            before = np.concatenate([[0], np.cumsum(self.work.total)])
+            ways = [tables.talk.beside(p == 1, p == key - 1) for p in range(1, key)]
+            self._beside[key] = int(max((before[most] - before[begins]).max() for begins, most in ways))
+        return self._beside[key]
 
 
 def layer_work(

@@ -10,16 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from planner.milp import limits
+from planner.milp import explain, limits
 from planner.milp.configurations.spatial_choices import needs_space
 from planner.milp.instance import Instance, changed
 from planner.milp.layer_orders.elements import ElementWork, Sent
 from planner.milp.layer_orders.lattice import TooManyIdeals, best_stages
 from planner.milp.limits import Effort
 from planner.milp.pins import NO_GATHER, Pins
+from planner.milp.proof.order_free import order_free_bound_ns
 from planner.milp.search.descent import UNFIT_NS
 from planner.milp.search.pick import ranked
-from planner.milp.search.search import certificate, search
+from planner.milp.search.search import search
 from planner.milp.search.state import SearchState
 from planner.model import ModelGraph, alone, dependences, misplaced
 from planner.plan import Certificate, LayerOrders
@@ -39,11 +40,35 @@ class Searched:
 
     def certificate(self) -> Certificate:
         """Returns the certificate of the best plan, with the bound of all orders that the proof is about."""
-        proof = certificate(self.best)
+        proof = _certificate(self.best)
         bound = min(proof.bound_ns, self.bound_ns)
         assert proof.space is not None
         space = proof.space.model_copy(update={"layer_orders": self.orders})
         return proof.model_copy(update={"bound_ns": bound, "space": space})
+
+
+def _certificate(state: SearchState) -> Certificate:
+    """Returns the certificate of the best plan of a search, which has one."""
+    best = state.best
+    assert best is not None and best.answer is not None
+    objective = best.answer.ns
+    bound = min([objective, *(tried.bound_ns for tried in state.open), *state.left])
+    return Certificate(
+        stage=state.stage,
+        objective_ns=objective,
+        bound_ns=bound,
+        order_free_bound_ns=order_free_bound_ns(best.problem, best.answer.cut),
+        searched=explain.counts(
+            state.considered,
+            left=sum(ns < objective for ns in state.left),
+            taken_up=sum(tried.closing is not None for tried in state.tried.values()),
+            unfinished=len({tried.shape for tried in state.open if tried.bound_ns < objective}),
+            rescheduled=state.listed,
+        ),
+        space=explain.searched_space(state.instance),
+        chosen=explain.priced("chosen", best),
+        rivals=tuple(explain.rivals(state.instance, best.problem, list(state.tried.values()))),
+    )
 
 
 def searched(instance: Instance, effort: Effort) -> Searched:

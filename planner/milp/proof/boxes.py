@@ -26,7 +26,8 @@ from planner.schedule import Kind
 
 SYNC, STEP, AGAIN = (KINDS.index(kind) for kind in (Kind.SYNC, Kind.STEP, Kind.R))
 NOTHING = -1e18  # stands for minus infinity; finite, so that dead arcs stay infinite
-_CELLS = 1 << 20  # arcs x rows evaluated at once
+_CELLS = 1 << 20  # arcs x rows of which the meter counts the pricing as one
+_ABREAST = 1 << 16  # arcs x rows that are evaluated at once: more would not stay in a processor's cache
 ROUNDING = 0.01  # times are integers far below 2**50: sums of doubles are off by less
 
 
@@ -135,11 +136,10 @@ class Box:
     def _arc(self, weights: Weights, p: int, flag: int) -> FloatArray:
         problem, low, high = self.problem, self.window(p), self.window(p + 1)
         line = weights.kinds[:, : len(COMPUTE), p] @ problem.prefix_ns[:, p]
-        start = line[:, low]
-        if p > 0:
-            start = start - self.hops.at(weights.hops, p)
+        start = line[:, low] - self.hops.at(weights.hops, p) if p > 0 else line[:, low]
         start = start - (weights.kinds[:, : len(COMPUTE), p] @ problem.launch_ns)[:, None]
-        cost: FloatArray = self.blocked[p] + line[:, None, high] - start[:, :, None]
+        cost: FloatArray = self.blocked[p] + line[:, None, high]
+        cost -= start[:, :, None]
         for row, table in self._tables(weights, p, flag):
             cost += row[:, None, None] * table
         return cost
@@ -186,15 +186,9 @@ class Box:
         constant = float(weights.constant[0] + self.hops.far(weights.hops)[0])
         return float(value[0]) + constant, point
 
-    def through(self, weights: Weights) -> list[FloatArray]:
-        """Returns [row, c_p, c_{p+1}] of each stage: the least value of the row over the cuts that use the arc."""
-        return [np.minimum.reduce(own) for own in self._through(weights)]
-
     def _through(self, weights: Weights) -> list[list[FloatArray]]:
-        """Returns what `through` does, flag by flag."""
+        """Returns [row, c_p, c_{p+1}] of each stage, flag by flag: the row's least value over cuts that use the arc."""
         arcs = [self._arcs(weights, p) for p in range(len(self.alive))]
-        count = sum(own[0][0].size * len(own) for own in arcs)
-        self.problem.meter.priced(4 * len(weights) * count)
         costs = [np.minimum.reduce(own) for own in arcs]
         ahead: list[FloatArray] = [np.zeros((len(weights), 1))]
         for cost in costs:
@@ -211,8 +205,11 @@ class Box:
     def filtered(self, weights: Weights, most: float) -> Box | None:
         """Returns the box without arcs and flags with which every cut costs over `most` in some row; None if empty."""
         size = max(a.size for a in self.alive)
-        rows = max(1, _CELLS // size)
+        rows = max(1, _ABREAST // size)
         over = [[np.zeros(a.shape, np.bool_) for _ in self.flags(p)] for p, a in enumerate(self.alive)]
+        count = sum(a.size * len(self.flags(p)) for p, a in enumerate(self.alive))
+        for done in range(0, len(weights), _CELLS // size or 1):
+            self.problem.meter.priced(4 * min(_CELLS // size or 1, len(weights) - done) * count)
         for first in range(0, len(weights), rows):
             for known, values in zip(
                 over, self._through(weights.part(slice(first, first + rows))), strict=True

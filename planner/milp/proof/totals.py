@@ -20,7 +20,8 @@ With N micro-batches on D workers and P pipes, and all bounds of means that the 
              `(u_i + .. + u_k) n t + (u_1 + .. + u_i) sum`, n micro-batches a pipe, and the least over i bounds it
 
 Where some stage does not talk with the one before it, micro-batches may pass by: what comes before a layer and after it
-is then the longest way through the layers themselves, messages and heads count nothing. `Passed` has those ways. Both
+is then the longest way through the layers themselves, messages and heads count nothing. `Passed` has those ways. The two
+stages beside a silent boundary hold few layers (`Talk.beside`): with one stage a worker, others compute the rest. Both
 kinds of cuts are bounded apart, and the less of the two holds for all.
 
 Under a rolling update a worker computes for the next step while others end this one, so others' first and last work
@@ -60,8 +61,7 @@ class TotalsBound:
 
     def work(self, shape: Configuration) -> LayerWork:
         tables, family = self.instance.tables(shape), FAMILIES[shape.family]
-        splits, mixes = family.splits, family.mixes or bool(shape.listed)
-        slow = self._slow(shape)
+        splits, mixes, slow = family.splits, family.mixes or bool(shape.listed), self._slow(shape)
         key = (tables.key, splits, mixes, shape.recompute, shared_by(shape), slow)
         if key not in self._works:
             more = self.units.exposed(shape, tables)
@@ -119,8 +119,8 @@ class TotalsBound:
 
     def _hops_before(self, shape: Configuration) -> IntArray:
         """Returns the messages before each layer's stage at least: no stage after it is empty."""
-        layers = self.instance.layers
-        return _hops_to(shape, np.maximum(np.arange(layers) + shape.stages - layers, 0))
+        after = np.arange(self.instance.layers) - self.instance.layers
+        return _hops_to(shape, np.maximum(after + shape.stages, 0))
 
     def _lead_ns(self, shape: Configuration) -> float:
         """Returns the time of messages before a worker's first stage, on average."""
@@ -155,10 +155,8 @@ class TotalsBound:
         return self._over("free", shape, talking)
 
     def _over(self, what: Bound, shape: Configuration, talking: bool | None) -> float:
-        return min(
-            self._known(what, shape, each)
-            for each in (self._talking(shape) if talking is None else (talking,))
-        )
+        kinds = self._talking(shape) if talking is None else (talking,)
+        return min(self._known(what, shape, each) for each in kinds)
 
     def _known(self, what: Bound, shape: Configuration, talking: bool) -> float:
         """Returns a bound of one kind of cuts, worked out once."""
@@ -174,10 +172,13 @@ class TotalsBound:
 
     def _computed(self, shape: Configuration, talking: bool) -> float:
         work, barrier = self.work(shape), shape.update == "barrier"
-        fullest = -(-shape.micros // shape.pipes)
+        tables, fullest = self.instance.tables(shape), -(-shape.micros // shape.pipes)
         load = self.load_ns(shape)
         least = max(load, self._longest(shape, fullest, talking))
         if not talking:
+            if shape.pipes == shape.chunks == 1 and shape.workers > 2:
+                alone = float(work.total.sum()) - self.passed(shape).beside(tables, shape.stages)
+                least = max(least, alone * shape.micros / (shape.workers - 2))
             return max(least, float(self.passed(shape).chain)) if barrier else least
         hop, ways = (self._hop_ns(shape), 1 if work.splits else 2) if barrier else (0.0, 0)
         least = max(least, float(work.chain) + 2 * hop * _hops(shape))

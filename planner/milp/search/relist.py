@@ -1,6 +1,6 @@
 """What enters a search behind its first answers: variants with less memory, and orders listed anew.
 
-Where memory excludes what is promising, variants that recompute or share are answered (`spare`). Each rescheduled order
+Everything waits in a queue (`Waiting`), by what it takes at least. Where memory excludes what is promising, variants that recompute or share are answered (`spare`). Each rescheduled order
 enters the search as a configuration of its own (`grow`): an order is fixed within its configuration, because path rows
 hold for one order only. So the library of orders grows between searches, never during one.
 """
@@ -8,8 +8,9 @@ hold for one order only. So the library of orders grows between searches, never 
 from __future__ import annotations
 
 import hashlib
+import heapq
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +21,7 @@ from planner.milp.configurations.configurations import Configuration
 from planner.milp.cut.frozen_order import Order
 from planner.milp.cut.problem import CutProblem
 from planner.milp.instance import short_bytes
+from planner.milp.limits import SearchProgress
 from planner.milp.search import pick
 from planner.milp.search.descent import UNFIT_NS, Answer, descend, judge
 from planner.milp.write_plan import hops, stage_times
@@ -31,6 +33,111 @@ if TYPE_CHECKING:
     from planner.milp.search.state import ConfigurationState, SearchState
 
 _LISTING_NS = 250_000.0  # work of rescheduling one action, by the meter
+
+
+@dataclass(kw_only=True)
+class Waiting:
+    """The queue of configurations, by what they take at least."""
+
+    state: SearchState
+    every: list[Configuration] = field(default_factory=list)  # that ever waited
+    known: set[Configuration] = field(default_factory=set)
+    done: set[Configuration] = field(default_factory=set)  # that were looked into
+    heap: list[tuple[float, int]] = field(default_factory=list)
+    now: float = UNFIT_NS  # the bound of the configuration that is being examined
+
+    def progress(self, known: int) -> SearchProgress:
+        """Returns how far the search has come.
+
+        Args: `known` configurations are there from the start.
+        """
+        state, every = self.state, max(known, len(self.every))
+        best = state.limit if state.limit < UNFIT_NS else None
+        spent = min(1.0, state.instance.meter.spent_ns / max(state.effort.work_ns, 1.0))
+        if state.stage == "picked":  # not all of them wait yet
+            done, bound = len(self.done), None
+        else:
+            left = [tried.bound_ns for tried in state.open if tried.bound_ns < state.limit]
+            left += [ns for ns in state.left if ns < state.limit]
+            bound = int(min([state.limit, self.now, *(ns for ns, _ in self.heap[:1]), *left]))
+            done = max(0, every - len(self.heap) - len(left))
+        bound = None if bound == UNFIT_NS else bound
+        return SearchProgress(done=done, all=every, best_ns=best, bound_ns=bound, spent=spent)
+
+    def add(self, shape: Configuration) -> None:
+        """Adds a configuration that never waited before."""
+        if shape not in self.known:
+            self.known.add(shape)
+            heapq.heappush(self.heap, (self.state.promise_ns(shape), len(self.every)))
+            self.every.append(shape)
+
+    def bring_near(self) -> None:
+        """Brings bounds near the best answer, the lowest first, and all of them before any comes nearer.
+
+        What one glance does not bring near gets another by the linear program. Everything waits on with its bound.
+        """
+        state = self.state
+        most = state.instance.meter.spent_ns + limits.NEAR_WORK * state.effort.work_ns
+        if state.limit == UNFIT_NS or not state.effort.proves:
+            return
+        for rounds in (limits.ROUNDS, 0):
+            met: list[tuple[float, int]] = []
+            while self.heap and self.heap[0][0] <= (goal := int(state.limit * (1 - limits.NEAR))) - 1:
+                bound, number = heapq.heappop(self.heap)
+                shape, self.now = self.every[number], min([bound, *(ns for ns, _ in met)])
+                if shape not in self.done and state.instance.meter.spent_ns < most:
+                    bound = max(bound, pick.glance(state, shape, goal, rounds))
+                    for variant in [] if shape.listed else list(state.faster(shape)):
+                        self.add(variant)
+                met.append((bound, number))
+            for entry in met:
+                heapq.heappush(self.heap, entry)
+        self.now = UNFIT_NS
+
+    def work_through(self) -> None:
+        """Examines configurations, the lowest bound first, until the allowed work is done. Where memory narrows a
+        configuration, variants with less memory join the queue; elsewhere, variants with faster updates.
+        """
+        self.bring_near()
+        while self.heap and self.heap[0][0] <= self.state.limit - 1 and not self._enough():
+            self.now, number = heapq.heappop(self.heap)
+            if self.every[number] not in self.done:
+                self.examine(self.every[number])
+            self.now = UNFIT_NS
+        self.bring_near()  # what joined the queue meanwhile
+        for least, number in self.heap:
+            if self.every[number] not in self.done:
+                self.state.leave(least)
+        self.heap.clear()
+
+    def examine(self, shape: Configuration) -> None:
+        """Takes a first look at a configuration, and adds the variants that it calls for."""
+        self.add(shape)
+        tight = self.state.examine(shape)
+        first_of(self.state, shape)
+        if not shape.listed:  # an order listed anew is for its own costs
+            variants = pick.thriftier(self.state.instance, shape) if tight else self.state.faster(shape)
+            for variant in list(variants):
+                self.add(variant)
+        self.done.add(shape)
+
+    def leave(self, configurations: Sequence[Configuration]) -> None:
+        """Leaves everything that was not looked into with its bound, as where the search was stopped.
+
+        Args: `configurations` are all of the question, whether they waited or not.
+        """
+        for shape in configurations:
+            self.add(shape)
+        self.state.left = []
+        for shape in self.every:
+            if shape not in self.done:
+                self.state.leave(self.state.promise_ns(shape))
+
+    def _enough(self) -> bool:
+        if not self.state.effort.proves and self.state.limit < UNFIT_NS:
+            return True
+        spent = self.state.instance.meter.spent_ns
+        return self.state.limit < UNFIT_NS and spent > limits.LOOKS * self.state.effort.work_ns
 
 
 def spare(state: SearchState) -> None:

@@ -10,129 +10,24 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
+from itertools import islice
 
 from planner.errors import Infeasible
-from planner.milp import explain, formulation, infeasible, limits
+from planner.milp import formulation, infeasible, limits
 from planner.milp.configurations.configurations import Configuration
 from planner.milp.instance import Instance
-from planner.milp.limits import Effort, SearchProgress
+from planner.milp.limits import Effort
 from planner.milp.problems import Rows
 from planner.milp.proof.boxes import ROUNDING, Box
-from planner.milp.proof.order_free import order_free_bound_ns
 from planner.milp.proof.prove import ConfigurationProof
 from planner.milp.proof.separable import SeparableRows
 from planner.milp.search import pick, relist
 from planner.milp.search.descent import UNFIT_NS, Answer
+from planner.milp.search.relist import Waiting
 from planner.milp.search.state import ConfigurationState, SearchState
-from planner.plan import Certificate
 
 _FILTERS = 2  # of what the program is written over
-
-
-@dataclass(kw_only=True)
-class Waiting:
-    """The queue of configurations, by what they take at least."""
-
-    state: SearchState
-    every: list[Configuration] = field(default_factory=list)  # that ever waited
-    known: set[Configuration] = field(default_factory=set)
-    done: set[Configuration] = field(default_factory=set)  # that were looked into
-    heap: list[tuple[float, int]] = field(default_factory=list)
-    now: float = UNFIT_NS  # the bound of the configuration that is being examined
-
-    def progress(self, known: int) -> SearchProgress:
-        """Returns how far the search has come.
-
-        Args: `known` configurations are there from the start.
-        """
-        state, every = self.state, max(known, len(self.every))
-        best = state.limit if state.limit < UNFIT_NS else None
-        spent = min(1.0, state.instance.meter.spent_ns / max(state.effort.work_ns, 1.0))
-        if state.stage == "picked":  # not all of them wait yet
-            done, bound = len(self.done), None
-        else:
-            left = [tried.bound_ns for tried in state.open if tried.bound_ns < state.limit]
-            left += [ns for ns in state.left if ns < state.limit]
-            bound = int(min([state.limit, self.now, *(ns for ns, _ in self.heap[:1]), *left]))
-            done = max(0, every - len(self.heap) - len(left))
-        bound = None if bound == UNFIT_NS else bound
-        return SearchProgress(done=done, all=every, best_ns=best, bound_ns=bound, spent=spent)
-
-    def add(self, shape: Configuration) -> None:
-        """Adds a configuration that never waited before."""
-        if shape not in self.known:
-            self.known.add(shape)
-            heapq.heappush(self.heap, (self.state.promise_ns(shape), len(self.every)))
-            self.every.append(shape)
-
-    def bring_near(self) -> None:
-        """Brings bounds near the best answer, the lowest first, and all of them before any comes nearer.
-
-        What one glance does not bring near gets another by the linear program. Everything waits on with its bound.
-        """
-        state = self.state
-        most = state.instance.meter.spent_ns + limits.NEAR_WORK * state.effort.work_ns
-        if state.limit == UNFIT_NS or not state.effort.proves:
-            return
-        for rounds in (limits.ROUNDS, 0):
-            met: list[tuple[float, int]] = []
-            while self.heap and self.heap[0][0] <= (goal := int(state.limit * (1 - limits.NEAR))) - 1:
-                bound, number = heapq.heappop(self.heap)
-                shape, self.now = self.every[number], min([bound, *(ns for ns, _ in met)])
-                if shape not in self.done and state.instance.meter.spent_ns < most:
-                    bound = max(bound, pick.glance(state, shape, goal, rounds))
-                    for variant in [] if shape.listed else list(state.faster(shape)):
-                        self.add(variant)
-                met.append((bound, number))
-            for entry in met:
-                heapq.heappush(self.heap, entry)
-        self.now = UNFIT_NS
-
-    def work_through(self) -> None:
-        """Examines configurations, the lowest bound first, until the allowed work is done. Where memory narrows a
-        configuration, variants with less memory join the queue; elsewhere, variants with faster updates.
-        """
-        self.bring_near()
-        while self.heap and self.heap[0][0] <= self.state.limit - 1 and not self._enough():
-            self.now, number = heapq.heappop(self.heap)
-            if self.every[number] not in self.done:
-                self.examine(self.every[number])
-            self.now = UNFIT_NS
-        self.bring_near()  # what joined the queue meanwhile
-        for least, number in self.heap:
-            if self.every[number] not in self.done:
-                self.state.leave(least)
-        self.heap.clear()
-
-    def examine(self, shape: Configuration) -> None:
-        """Takes a first look at a configuration, and adds the variants that it calls for."""
-        self.add(shape)
-        tight = self.state.examine(shape)
-        relist.first_of(self.state, shape)
-        if not shape.listed:  # an order listed anew is for its own costs
-            variants = pick.thriftier(self.state.instance, shape) if tight else self.state.faster(shape)
-            for variant in list(variants):
-                self.add(variant)
-        self.done.add(shape)
-
-    def leave(self, configurations: Sequence[Configuration]) -> None:
-        """Leaves everything that was not looked into with its bound, as where the search was stopped.
-
-        Args: `configurations` are all of the question, whether they waited or not.
-        """
-        for shape in configurations:
-            self.add(shape)
-        self.state.left = []
-        for shape in self.every:
-            if shape not in self.done:
-                self.state.leave(self.state.promise_ns(shape))
-
-    def _enough(self) -> bool:
-        if not self.state.effort.proves and self.state.limit < UNFIT_NS:
-            return True
-        spent = self.state.instance.meter.spent_ns
-        return self.state.limit < UNFIT_NS and spent > limits.LOOKS * self.state.effort.work_ns
 
 
 @limits.seldom_collected()
@@ -181,7 +76,8 @@ def _run(state: SearchState, waiting: Waiting, configurations: list[Configuratio
         pick.pick(state, configurations)
         pick.take_trivial(state, set(configurations))
         relist.spare(state)
-        pick.settle(state)
+        if not _soon_proved(state, waiting, configurations):
+            pick.settle(state)
     _solve_winner(state, waiting)
     best = _grow(state, waiting)
     state.stage = "settled"
@@ -199,12 +95,54 @@ def _run(state: SearchState, waiting: Waiting, configurations: list[Configuratio
         state.stage = "proved"
 
 
+def _soon_proved(state: SearchState, waiting: Waiting, configurations: Sequence[Configuration]) -> bool:
+    """Returns whether little work proves that nothing beats the first answers: then annealing cannot either.
+
+    Args: `state` and `waiting` take up the proof where it is whole; otherwise they stay as they are, and so does the
+      meter. More than a few of `configurations` that may beat the answers are not tried.
+    """
+    left = (shape for shape in configurations if state.promise_ns(shape) <= state.limit - 1)
+    few = list(islice(left, limits.SOON_PROVED + 1))
+    if state.best is None or len(few) > limits.SOON_PROVED:
+        return False
+    kept, meter = state.instance.kept, state.instance.meter
+    bounds, begun = dict(kept.bounds), meter.spent_ns
+    trial = _copied(state)
+    tried = Waiting(state=trial)
+    for shape in few:
+        tried.add(shape)
+    while tried.heap and tried.heap[0][0] <= trial.limit - 1 and meter.spent_ns < begun + limits.ALONE_NS:
+        tried.examine(tried.every[heapq.heappop(tried.heap)[1]])
+    if (tried.heap and tried.heap[0][0] <= trial.limit - 1) or not trial.prove_alone(trial.open):
+        meter.spent_ns = begun
+        kept.bounds.clear()
+        kept.bounds.update(bounds)
+        return False
+    state.tried, state.best, state.open = trial.tried, trial.best, trial.open
+    state.near, state.bounded = trial.near, trial.bounded
+    state.rows.update(trial.rows)
+    waiting.every, waiting.known, waiting.done, waiting.heap = (
+        tried.every,
+        tried.known,
+        tried.done,
+        tried.heap,
+    )
+    return True
+
+
+def _copied(state: SearchState) -> SearchState:
+    """Returns a state that knows as much; what the copy learns is its own."""
+    tried = {shape: replace(each) for shape, each in state.tried.items()}
+    best = None if state.best is None else tried[state.best.shape]
+    return replace(state, tried=tried, best=best, open=[], near=dict(state.near), rows=dict(state.rows))
+
+
 def _solve_winner(state: SearchState, waiting: Waiting) -> None:
     """Solves the configuration of the best plan alone: what it leaves open is hardly ever the answer."""
     while state.best is not None and state.best.shape not in waiting.done and not state.best.shape.chosen:
         winner = state.best
         waiting.examine(winner.shape)
-        state.prove_alone(winner)
+        state.prove_alone([winner])
 
 
 def _grow(state: SearchState, waiting: Waiting) -> int:
@@ -270,30 +208,3 @@ def _open_part(
             box = box.filtered(rows, most)
     tried.bound_ns = state.limit if box is None else tried.bound_ns
     return None if box is None else formulation.OpenConfiguration(box=box, rows=rows, bound_ns=tried.bound_ns)
-
-
-def certificate(state: SearchState) -> Certificate:
-    """Returns the certificate of the best plan of a search.
-
-    Args: `state` has one.
-    """
-    best = state.best
-    assert best is not None and best.answer is not None
-    objective = best.answer.ns
-    bound = min([objective, *(tried.bound_ns for tried in state.open), *state.left])
-    return Certificate(
-        stage=state.stage,
-        objective_ns=objective,
-        bound_ns=bound,
-        order_free_bound_ns=order_free_bound_ns(best.problem, best.answer.cut),
-        searched=explain.counts(
-            state.considered,
-            left=sum(ns < objective for ns in state.left),
-            taken_up=sum(tried.closing is not None for tried in state.tried.values()),
-            unfinished=len({tried.shape for tried in state.open if tried.bound_ns < objective}),
-            rescheduled=state.listed,
-        ),
-        space=explain.searched_space(state.instance),
-        chosen=explain.priced("chosen", best),
-        rivals=tuple(explain.rivals(state.instance, best.problem, list(state.tried.values()))),
-    )

@@ -191,22 +191,22 @@ class SearchState:
         if len(plain) < len(talking):  # what is known without flags refutes most of what has them
             self._take_further(plain, nodes, meter.spent_ns + limits.PLAIN * (most - meter.spent_ns))
         self._take_further(talking, nodes, most)
-        self._prove_silent()
+        small = self.instance.layers <= limits.SMALL_LAYERS  # else silent cuts have a share of the work
+        self._prove_silent(most if small else meter.spent_ns + limits.SILENT * most)
         self.open = [tried for tried in self.open if self._left(tried)]
-        self._take_further([x for x in self.open if x.problem.flagged], limits.CHOICES * nodes, most)
+        flagged = [x for x in self.open if x.problem.flagged and (small or not x.problem.silent)]
+        self._take_further(flagged, limits.CHOICES * nodes, most)
         self.open = [tried for tried in self.open if self._left(tried)]
 
-    def prove_alone(self, tried: ConfigurationState) -> None:
-        """Continues the proof of one configuration, as far as one may go alone."""
+    def prove_alone(self, given: list[ConfigurationState]) -> bool:
+        """Continues a few proofs, as far as they may go alone; returns whether none of them is left open."""
         most = min(self.effort.work_ns, self.instance.meter.spent_ns + limits.ALONE_NS)
-        self._take_further([tried], self.effort.nodes, most)
+        self._take_further(given, self.effort.nodes, most)
+        return not any(map(self._left, given))
 
-    def _prove_silent(self) -> None:
-        """Proves cuts in which some neighbours do not talk; of large models with a share of the work."""
+    def _prove_silent(self, most: float) -> None:
+        """Proves cuts in which some neighbours do not talk, until the meter shows `most`."""
         silent = [tried for tried in self.open if tried.problem.silent and tried.bound_ns < self.limit]
-        most = self.effort.work_ns
-        if self.instance.layers > limits.SMALL_LAYERS:
-            most = self.instance.meter.spent_ns + limits.SILENT * self.effort.work_ns
         for tried in sorted(silent, key=lambda x: (x.bound_ns, x.shape, x.problem.silent or 0)):
             if self.instance.meter.spent_ns < most and tried.closing is not None:
                 self._look_at(tried, tried.problem, tried.closing.spans, None)
@@ -228,9 +228,8 @@ class SearchState:
 
     def _polish(self) -> None:
         """Runs descents from the best cuts of the first looks: a better answer refutes more than any bound."""
-        met = [tried for tried in self.open if tried.answer is not None and tried.closing is not None]
-        met.sort(key=lambda tried: (tried.answer.ns if tried.answer else UNFIT_NS, tried.shape))
-        for tried in met[: limits.POLISHED]:
+        met = [(tried.answer.ns, tried.shape, tried) for tried in self.open if tried.answer and tried.closing]
+        for _, _, tried in sorted(met, key=lambda entry: entry[:2])[: limits.POLISHED]:
             spans = self.instance.windows(tried.problem)
             if spans is not None and tried.answer is not None:
                 self.take(tried, descend(tried.problem, *spans, tried.answer.cut))
@@ -278,7 +277,7 @@ class SearchState:
         return tried is not None and self.close(tried)
 
     def leave(self, least: float) -> None:
-        """Records the bound of a configuration that is not looked into."""
+        """Records the bound of what is not looked into."""
         if least > self.limit - 1:
             self.bounded += 1
         else:

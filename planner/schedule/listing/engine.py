@@ -34,6 +34,7 @@ class ListingPass:
         self.total = [len(self.micros[n // self.stages]) for n in nodes]
         self.done = [[0, 0, 0] for _ in nodes]  # F, B or I, W
         self.arrived: list[list[list[int]]] = [[[], []] for _ in nodes]  # F, B or I: times
+        self.ready = [0 for _ in nodes]  # actions that have arrived, and weight gradients owed
         self._prices()
         self._rooms(workers)
         self.turns = self._sequence()
@@ -95,19 +96,15 @@ class ListingPass:
     def _sequence(self) -> list[list[int]] | None:
         if self.job.sequence is None:
             return None
-        turns = [
-            [
-                (a.pipe * self.stages + a.stage) * 3 + (F if a.kind is Kind.F else B)
-                for a in order
-                if a.kind in _TURNS
-            ]
-            for order in self.job.sequence
-        ]
+        turns = [[self._turn(a) for a in order if a.kind in _TURNS] for order in self.job.sequence]
         return [turn[::-1] for turn in turns]  # the next is the last: popped when it starts
+
+    def _turn(self, action: Action) -> int:
+        return (action.pipe * self.stages + action.stage) * 3 + (F if action.kind is Kind.F else B)
 
     def _go(self) -> None:
         for n in range(0, len(self.worker), self.stages):
-            self.arrived[n][0] = [0] * self.total[n]
+            self.arrived[n][0], self.ready[n] = [0] * self.total[n], self.total[n]
             heappush(self.events, (0, self.worker[n]))
         events, free, left, below = self.events, self.free, self.left, self.below
         while events:
@@ -126,6 +123,8 @@ class ListingPass:
         best, chosen, soon = FOREVER, -1, FOREVER
         ranks, split, tie, owes = self.rank, self.job.split, self._tie, self.job.policy.pending is not None
         for n in self.nodes_of[worker]:
+            if not self.ready[n]:
+                continue
             done, arrived = self.done[n], self.arrived[n]
             for kind in (1, 0):
                 turn, times, rank = done[kind], arrived[kind], ranks[kind]
@@ -155,9 +154,7 @@ class ListingPass:
                     turns.pop()
                     return
                 soon = arrived[turn] << 2
-        owed = (
-            [n for n in self.nodes_of[worker] if self.done[n][B] > self.done[n][W]] if self.job.split else []
-        )
+        owed = [n for n in self.nodes_of[worker] if self.job.split and self.done[n][B] > self.done[n][W]]
         chosen = max(owed, key=lambda n: self.done[n][B] - self.done[n][W]) * 3 + W if owed else -1
         self._act(worker, now, chosen, soon)
 
@@ -216,6 +213,7 @@ class ListingPass:
         self.order[worker].append(n * 3 + kind)
         heappush(self.events, (end, worker))
         self.done[n][kind] += 1
+        self.ready[n] += self.job.split - 1 if kind == B else -1
         self._occupy(n, kind, end)
         stage = n % self.stages
         if kind == 0:
@@ -223,11 +221,13 @@ class ListingPass:
                 self._send(n + 1, 0, end + self.hop[n][0])
             else:
                 self.arrived[n][1].append(end)
+                self.ready[n] += 1
         elif kind == 1 and stage:
             self._send(n - 1, 1, end + self.hop[n][1])
 
     def _send(self, n: int, kind: int, at: int) -> None:
         self.arrived[n][kind].append(at)
+        self.ready[n] += 1
         receiver = self.worker[n]
         if self.free[receiver] <= at:
             heappush(self.events, (at, receiver))

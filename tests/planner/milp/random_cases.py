@@ -189,6 +189,7 @@ LOW = {
     "SILENT": 0.5,
     "EVEN_CUTS": 2,
     "FIRST_ANSWERS": 1,
+    "SOON_PROVED": 1,
     "PROGRAM_ARCS": 20,
     "RELISTED_ACTIONS": 24,
     "MOMENTS": 200,

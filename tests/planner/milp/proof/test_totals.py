@@ -165,6 +165,19 @@ def test_no_cut_is_faster_than_the_floor_of_its_kind(seed: int) -> None:
                 assert floors.summed_ns(problem.shape) <= floor <= least, str(problem.shape)
 
 
+@pytest.mark.parametrize("seed", part(range(SEEDS), DRAWN))
+def test_two_stages_that_do_not_talk_hold_no_more_work_than_is_said(seed: int) -> None:
+    given = branched(seed)
+    floors = TotalsBound(given)
+    for problem in posed(given, seed):
+        line = np.concatenate([[0], np.cumsum(floors.work(problem.shape).total)])
+        for view, own in views(problem):
+            if view.silent and len(own):
+                most = floors.passed(problem.shape).beside(problem.tables, problem.stages)
+                held = line[own[:, view.silent + 1]] - line[own[:, view.silent - 1]]
+                assert held.max() <= most <= line[-1], str(problem.shape)
+
+
 @pytest.mark.parametrize("seed", part(range(2 * SEEDS), 2 * DRAWN))
 def test_no_cut_is_faster_than_any_row_as_a_sum_over_its_boundaries(seed: int) -> None:
     given = space(seed) if seed < SEEDS else branched(seed)

@@ -81,6 +81,19 @@ def test_less_effort_gives_a_plan_that_holds_and_a_bound_that_more_effort_does_n
     assert less.certificate.bound_ns <= best.prediction.step_ns <= less.prediction.step_ns
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "chimera", "zb-h2"])
+def test_what_little_work_proves_is_not_annealed(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = replace(ASKED["free"], fix={"pipeline": 2, "data": 2}, schedules=(schedule,))
+    monkeypatch.setattr(pick, "settle", lambda _: pytest.fail("a plan that is proved was annealed"))
+    plan = solve(asked)
+    monkeypatch.undo()
+    monkeypatch.setattr(limits, "SOON_PROVED", -1)  # answers are annealed before any proof
+    other = solve(asked)
+    for each in (plan, other):
+        assert each.certificate is not None and each.certificate.gap == 0
+    assert plan.prediction.step_ns == other.prediction.step_ns
+
+
 def test_an_effort_that_nobody_knows_is_refused() -> None:
     with pytest.raises(BadInput, match="effort is 'most'"):
         effort_named("most")
@@ -97,6 +110,8 @@ def test_a_search_that_is_stopped_keeps_the_best_plan_with_an_honest_gap(
     best = found("free")[0]
     where = {"settle": pick, "work_through": searching.Waiting, "prove": SearchState}[stage]
     monkeypatch.setattr(where, stage, stop)
+    if stage == "settle":
+        monkeypatch.setattr(limits, "SOON_PROVED", -1)
     plan, search = solve_with_search(question.instance(), Effort())
     assert search.stopped
     assert plan.certificate is not None
