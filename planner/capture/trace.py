@@ -166,7 +166,9 @@ def _without_gradients(module: nn.Module) -> Iterator[None]:
     """Turns gradients off, as an evaluation does; torch's fast path stays off where a weight is trained."""
     usual = torch.backends.mha.get_fastpath_enabled()
     try:
-        torch.backends.mha.set_fastpath_enabled(usual and not any(x.requires_grad for x in module.parameters()))
+        torch.backends.mha.set_fastpath_enabled(
+            usual and not any(x.requires_grad for x in module.parameters())
+        )
         with torch.no_grad():
             yield
     finally:
