@@ -132,9 +132,7 @@ class StageModule(nn.Module):
                 )
             fresh = tensor.detach()
             if any(tensor.stride()) or tensor.numel() < 2 or not tensor.reshape(-1)[0].isnan():
-                stride = (
-                    held.stride() if all(held.stride()) else held.new_empty(held.shape).stride()
-                )  # of expanded ones
+                stride = (held if all(held.stride()) else held.new_empty(held.shape)).stride()  # if expanded
                 fresh = torch.empty_strided(held.shape, stride, dtype=held.dtype, device=device)
                 fresh.copy_(tensor.detach())
             trained = isinstance(held, nn.Parameter) and held.requires_grad
