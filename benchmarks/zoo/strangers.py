@@ -860,6 +860,24 @@ class Complex(Body):
         return torch.view_as_real(h.to(torch.complex64) @ self.turn).norm(dim=2)
 
 
+@stranger("a parameter of complex numbers")
+class ComplexWeight(Body):
+    def start(self) -> None:
+        self.turn = nn.Parameter(torch.randn(16, dtype=torch.cfloat))
+
+    def odd(self, h: Tensor) -> Tensor:
+        return (h * self.turn).real
+
+
+@stranger("an empty parameter and a single number")
+class Empty(Body):
+    def start(self) -> None:
+        self.none, self.scale = nn.Parameter(torch.zeros(0, 16)), nn.Parameter(torch.tensor(1.5))
+
+    def odd(self, h: Tensor) -> Tensor:
+        return h * self.scale + self.none.sum()
+
+
 @stranger("a filter in the spectrum")
 class Spectral(Body):
     def start(self) -> None:

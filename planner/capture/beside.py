@@ -64,6 +64,18 @@ class Beside:
             raise self._refused(step, different, after)
         self._update()
 
+    def compare_losses(self, step: int, own: object, values: Mapping[str, Tensor], after: Reachable) -> None:
+        """Refuses other losses than those of a pass that takes no step.
+
+        Args: as `compare` has them.
+        """
+        rows, made = own if isinstance(own, tuple) else (own,), self.stage(values)
+        for name, b in zip(self.captured.graph.layers[-1].outputs, rows, strict=True):
+            if not self._near(made[name], b, EXACT):
+                said = f"the loss is {made[name].item():.6g}, and the module's own is {b.item():.6g}"
+                found = self._refused(step, f"{said} where nobody watches it", after)
+                raise BadInput(found.what, where=found.where, allowed=ALIKE)
+
     def _losses(self, own: list[Tensor], values: Mapping[str, Tensor]) -> str:
         try:
             made = self.stage(values)

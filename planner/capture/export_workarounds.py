@@ -105,21 +105,30 @@ def _unvalidated() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _refusing_last_gradients(module: nn.Module) -> Iterator[None]:
-    """Refuses reads of a parameter's gradient, which an earlier step has left and no stage of a plan has."""
+    """Refuses reads of a parameter's gradient, which an earlier step has left and no stage of a plan has.
+
+    Writes are refused, too: the micro-batches before would feel them.
+    """
     plain: Any = Tensor.grad
 
-    def read(tensor: Tensor) -> object:
-        by_torch = str(sys._getframe(1).f_globals.get("__name__")).startswith("torch.")
+    def refuse(tensor: Tensor, said: str) -> None:
+        by_torch = str(sys._getframe(2).f_globals.get("__name__")).startswith("torch.")
         named = (f"parameter '{name}'" for name, x in module.named_parameters() if x is tensor)
         if not by_torch and (name := next(named, "")):
             raise BadInput(
-                f"forward() reads the gradient of {name}, which the step before has left",
-                allowed="what it needs of a gradient, in the workload's optimizer",
+                said.format(name), allowed="what it needs of a gradient, in the workload's optimizer"
             )
+
+    def read(tensor: Tensor) -> object:
+        refuse(tensor, "forward() reads the gradient of {}, which the step before has left")
         return plain.__get__(tensor)
 
+    def written(tensor: Tensor, value: Tensor | None) -> None:
+        refuse(tensor, "forward() assigns the gradient of {}, which a plan would not do")
+        plain.__set__(tensor, value)
+
     try:
-        setattr(Tensor, "grad", property(read, plain.__set__, plain.__delete__))  # noqa: B010
+        setattr(Tensor, "grad", property(read, written, plain.__delete__))  # noqa: B010
         yield
     finally:
         del Tensor.grad  # what is inherited is there again

@@ -83,6 +83,14 @@ def _run(node: fx.Node, values: Mapping[fx.Node, object]) -> object:
     try:
         with entered(node.meta["context"]):
             return node.target(*args, **kwargs)
+    except AssertionError as error:  # of torch, where real and fake tensors meet
+        name = getattr(node.target, "__name__", str(node.target))
+        raise BadInput(
+            f"'{name}' computes with a tensor that it is not given: {(str(error).splitlines() or [''])[0]:.200}",
+            where=line_of(node),
+            allowed="every tensor that such a function uses among the arguments of apply(), held by register_buffer "
+            "where one step leaves it to the next",
+        ) from error
     except RuntimeError as error:  # what holds inside torch.vmap alone, for one
         name = getattr(node.target, "__name__", str(node.target))
         raise BadInput(

@@ -110,7 +110,8 @@ class _Watched:
             self.start.undo()
             with torch.no_grad():
                 for x, value, grad in kept:
-                    x.copy_(value)
+                    if all(x.stride()) or not x.numel():  # nothing can write into an expanded one
+                        x.copy_(value)
                     x.grad = grad
             for part, training in modes:
                 part.training = training
@@ -161,6 +162,19 @@ def _train(watched: _Watched, samples: int) -> None:
         torch.manual_seed(STEPS + step)
         given = example(watched.batch, samples, None)
         values = watched.captured.batch_values(*pytree.tree_map_only(Tensor, Tensor.clone, given))
+        if (
+            step == STEPS - 1
+        ):  # one pass that nobody watches: what asks for modes may do something else under them
+            torch.manual_seed(step)
+            inputs, targets = pytree.tree_map_only(Tensor, Tensor.clone, given)
+            made = watched.loss(call(watched.module, inputs), targets)
+            torch.manual_seed(step)
+            trained.compare_losses(
+                step,
+                made,
+                pytree.tree_map_only(Tensor, Tensor.clone, values),
+                watched.before or watched.start,
+            )
         torch.manual_seed(step)
         own = _own_step(watched, given, step)
         after = watched.refuse_left()
@@ -224,7 +238,7 @@ def _own_step(watched: _Watched, given: Pair, step: int) -> list[Tensor]:
             made[0].backward()  # type: ignore[no-untyped-call]
     except Exception as error:  # the user's module ran: it may raise anything
         said = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]:.200}"
-        if not step:
+        if not step and "inplace operation" not in said:  # it may need other samples, or another device
             raise _Unrun(f"its own first step fails here ({said})") from error
         begin = place_of(watched.module, "", watched.where)
         place, ways = where_raised(error, begin), "'.detach()' of what one step leaves to the next"

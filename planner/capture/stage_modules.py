@@ -132,7 +132,8 @@ class StageModule(nn.Module):
                 )
             fresh = tensor.detach()
             if any(tensor.stride()) or tensor.numel() < 2 or not tensor.reshape(-1)[0].isnan():
-                fresh = torch.empty_strided(held.shape, held.stride(), dtype=held.dtype, device=device)
+                stride = (held if all(held.stride()) else held.new_empty(held.shape)).stride()  # if expanded
+                fresh = torch.empty_strided(held.shape, stride, dtype=held.dtype, device=device)
                 fresh.copy_(tensor.detach())
             trained = isinstance(held, nn.Parameter) and held.requires_grad
             setattr(self, slot, nn.Parameter(fresh, trained) if isinstance(held, nn.Parameter) else fresh)

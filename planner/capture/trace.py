@@ -136,6 +136,7 @@ def _trace(
     try:
         with (
             _mode(whole, training),
+            contextlib.nullcontext() if training else _without_gradients(module),
             forgetting(),
             watching_fixed() as fixed,
             exportable(module) as restore,
@@ -158,6 +159,20 @@ def _trace(
     restore(traced)
     opaque.restore(traced)
     return traced, whole.seen
+
+
+@contextlib.contextmanager
+def _without_gradients(module: nn.Module) -> Iterator[None]:
+    """Turns gradients off, as an evaluation does; torch's fast path stays off where a weight is trained."""
+    usual = torch.backends.mha.get_fastpath_enabled()
+    try:
+        torch.backends.mha.set_fastpath_enabled(
+            usual and not any(x.requires_grad for x in module.parameters())
+        )
+        with torch.no_grad():
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(usual)
 
 
 def _refuse_learning(paths: list[str]) -> None:

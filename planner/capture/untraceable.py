@@ -243,6 +243,18 @@ class _RefusesSeeds:
 
     seed = manual_seed
 
+    def set_state(self, state: Tensor) -> torch.Generator:
+        caller, library = sys._getframe(1), str(Path(torch.__file__).parent)
+        while caller.f_back is not None and caller.f_code.co_filename == torch.random.__file__:
+            caller = caller.f_back
+        if not caller.f_code.co_filename.startswith((library, "<", contextlib.__file__)):
+            raise BadInput(
+                "forward() puts random numbers of torch back to where they were, and a plan draws every one anew",
+                where=f"{caller.f_code.co_filename}:{caller.f_lineno}",
+                allowed="one tensor of random numbers, used twice",
+            )
+        return self.original.set_state(state)
+
 
 def _drawn() -> dict[str, object]:
     name, keys, *place = np.random.get_state()

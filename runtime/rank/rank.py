@@ -262,7 +262,8 @@ class Rank:
             counted = {name for name, _ in flat.counted(self.world.rank)}
             shared = not isinstance(flat, Flat)
             for name in flat.bucket.names if shared and not cut.issuperset(flat.bucket.names) else ():
-                tensors.pop(name, None)
+                if 0 not in self.graph.parameter[name].shape:  # an empty one has no pieces
+                    tensors.pop(name, None)
             for piece in (piece for piece in flat.pieces() if piece.name not in cut):
                 if piece.name not in counted:
                     saved.tensors.pop(piece.name, None)

@@ -22,6 +22,7 @@ def add_up(buffer: Tensor, group: Rail) -> None:
 
     Args: `buffer` is dense, of one dim, on the host.
     """
+    buffer = _real(buffer)
     ranks, here = group.size(), group.rank()
     for piece in torch.split(buffer, PIECE):
         sizes = [len(part) for part in torch.tensor_split(piece, ranks)]
@@ -42,6 +43,8 @@ def add_up_parts(buffer: Tensor, parts: Sequence[tuple[int, int]], group: Rail) 
     Half as many bytes as `add_up` are sent. The other parts of the buffer stay addends.
     Args: `buffer` is dense, of one dim, on the host; `parts` has start and end of the part of each rank.
     """
+    if buffer.is_complex():
+        buffer, parts = _real(buffer), [(2 * start, 2 * end) for start, end in parts]
     ranks, here = group.size(), group.rank()
     step = PIECE // ranks
     for first in range(0, max(end - start for start, end in parts), step):
@@ -54,3 +57,8 @@ def add_up_parts(buffer: Tensor, parts: Sequence[tuple[int, int]], group: Rail) 
         for share in others:
             total.add_(share)
         buffer[slice(*spans[here])].copy_(total)
+
+
+def _real(buffer: Tensor) -> Tensor:
+    """Returns a buffer as real numbers: gloo exchanges no complex ones."""
+    return torch.view_as_real(buffer).view(-1) if buffer.is_complex() else buffer

@@ -579,6 +579,57 @@ def _(self: Any, y: Tensor, x: Tensor) -> Tensor:
     return y + torch.randn_like(y)
 
 
+@refused("random numbers are put back", "puts random numbers of torch back")
+def _(self: Any, y: Tensor, x: Tensor) -> Tensor:
+    state = torch.get_rng_state()
+    noise = torch.randn_like(y)
+    torch.set_rng_state(state)
+    return y + noise
+
+
+@refused("the gradient of a weight is taken away", "assigns the gradient of parameter 'a.weight'")
+def _(self: Any, y: Tensor, x: Tensor) -> Tensor:
+    self.a.weight.grad = None
+    return y
+
+
+@refused("a branch on modes that dispatch", "where nobody watches it")
+def _(self: Any, y: Tensor, x: Tensor) -> Tensor:
+    return y if torch.utils._python_dispatch._get_current_dispatch_mode() is None else y * 5
+
+
+@refused("a buffer is written that its backward needs", "own training fails in step 1")
+def _(self: Any, y: Tensor, x: Tensor) -> Tensor:
+    made = y * self.ema
+    with torch.no_grad():
+        self.ema.add_(mean(y))
+    return y + made
+
+
+class Falling(torch.autograd.Function):
+    scale = torch.ones(())
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * Falling.scale
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        Falling.scale = Falling.scale * 0.9
+        return gradient * Falling.scale
+
+
+@refused("a function with a tensor of its class", "computes with a tensor that it is not given")
+def _(self: Any, y: Tensor, x: Tensor) -> Tensor:
+    made: Tensor = Falling.apply(y)
+    return made
+
+
+@equal("a buffer that is expanded", keep(wide=lambda: nn.Buffer(torch.full((1,), 0.5).expand(3))))
+def _(self: Any, y: Tensor, x: Tensor) -> Tensor:
+    return y * self.wide
+
+
 @refused("a seed for a while", "seeds the random numbers")
 def _(self: Any, y: Tensor, x: Tensor) -> Tensor:
     with torch.random.fork_rng(devices=[]):

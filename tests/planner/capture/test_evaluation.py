@@ -172,6 +172,14 @@ def evaluated(captured: Captured, module: nn.Module, given: tuple[object, Tensor
     return values["loss:0"]
 
 
+class Asking(Base):
+    """Asks whether gradients are on, as a model does that has another way where nothing is trained."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.b(self.a(x))
+        return self.head(self.c(x) if torch.is_grad_enabled() and x.requires_grad else x)
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[object, Tensor]]]] = {
     "paths": (Paths, batch),
     "deep supervision": (Supervised, batch),
@@ -179,6 +187,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[object, T
     "another order": (Backwards, batch),
     "written buffers": (Remembering, batch),
     "masks": (Masked, with_ids),
+    "gradients off": (Asking, batch),
 }
 
 
@@ -189,7 +198,8 @@ def test_evaluation_under_every_cut_is_that_of_the_module_in_evaluation_mode(nam
     captured = capture(module, make, loss)
     before = {key: x.clone() for key, x in module.state_dict().items()}
     given = make(4)
-    expected = loss(copy.deepcopy(module).eval()(*given[0]), given[1])  # type: ignore[misc]
+    with torch.no_grad():
+        expected = loss(copy.deepcopy(module).eval()(*given[0]), given[1])  # type: ignore[misc]
     assert module.training
     for _ in range(2):
         torch.testing.assert_close(evaluated(captured, module, given), expected, rtol=0, atol=0)

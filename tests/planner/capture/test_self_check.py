@@ -128,6 +128,8 @@ UNSEEN = {
     "try a number",
     "a gradient that only eager has",
     "a generator",
+    "a branch on modes that dispatch",
+    "a buffer is written that its backward needs",
 }
 DRAWN = Random(SEED)
 

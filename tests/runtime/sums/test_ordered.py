@@ -49,7 +49,8 @@ def sums_of_parts(rank: int, ranks: int, rendezvous: Path, *, size: int, dtype: 
 
 
 @pytest.mark.parametrize(
-    ("ranks", "dtype", "piece"), [(3, "float32", 5), (4, "float32", PIECE), (4, "bfloat16", PIECE)]
+    ("ranks", "dtype", "piece"),
+    [(3, "float32", 5), (4, "float32", PIECE), (4, "bfloat16", PIECE), (3, "complex64", 5)],
 )
 def test_a_sum_is_added_up_in_the_order_of_ranks_however_its_buffer_is_cut(
     ranks: int, dtype: str, piece: int, pool: Pool
