@@ -178,7 +178,7 @@ class StorageWalk:
         n = size * prod(step.source.shape) // prod(self.found.mesh[a] for a in others)
         away = n - n // ranks
         return {
-            "gather": away + n // ranks,
+            "gather": n if ranks == 2 else 2 * away,  # of more ranks, a copy for each other one is sent
             "scatter": 2 * away,
             "reduce": n,
             "exchange": 2 * away // ranks,

@@ -116,7 +116,11 @@ def _row(plan: Plan, rival: Rival, name: str) -> RivalRow:
     configuration = "" if rival.configuration is None else _beside(plan, rival)
     if rival.step_ns is None:
         lacks = f"does not fit: {format_bytes(rival.missing_bytes)} short on a device"
-        mark = lacks if rival.missing_bytes else "none for this batch, these devices and the micro-batches profiled"
+        mark = (
+            lacks
+            if rival.missing_bytes
+            else "none for this batch, these devices and the micro-batches profiled"
+        )
         return RivalRow(name, configuration, "", "", "", "", "", "", mark, rival.kind, None, False)
     near = rival.kind != "chosen" and own.step_ns <= rival.step_ns <= own.high_ns
     mark = ""
