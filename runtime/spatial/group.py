@@ -83,8 +83,8 @@ class GroupWire:
     def all_to_all(
         self, found: Tensor, sent: Tensor, found_sizes: Sequence[int], sent_sizes: Sequence[int]
     ) -> None:
-        with _lent(found, sent) as (into, source):
-            dist.all_to_all_single(into, source, list(found_sizes), list(sent_sizes), group=self.group)
+        with _lent(found, sent) as views:  # which nothing here may hold besides
+            dist.all_to_all_single(views[0], views[1], list(found_sizes), list(sent_sizes), group=self.group)
 
     def all_reduce(self, tensor: Tensor, operation: Operation) -> None:
         dist.all_reduce(tensor, _COLLECTIVE[operation], group=self.group)
