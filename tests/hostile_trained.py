@@ -473,9 +473,25 @@ def without_state(at: Place, key: str) -> Words:
     def lose(index: Data) -> None:
         index["files"] = {name: part for name, part in index["files"].items() if not name.endswith(key)}
 
+    return _again(at, lose)
+
+
+def with_option(at: Place, key: str, value: Data) -> Words:
+    """A run whose last checkpoint has another value of one option of the optimizer, launched again."""
+
+    def put(data: Data) -> None:
+        for own in data.values() if isinstance(data, dict) else ():
+            put(own)
+        if isinstance(data, dict) and key in data:
+            data[key] = value
+
+    return _again(at, put)
+
+
+def _again(at: Place, change: Callable[[Data], None]) -> Words:
     run = at.folder / "run"
     shutil.copytree(trained().folder / "run", run)
-    _index(lose)(max((run / "checkpoints").glob("step-*")))
+    _index(change)(max((run / "checkpoints").glob("step-*")))
     return ["launch", str(trained().plan("plain")), "--inline", "--steps=4", "--trust", f"--run={run}"]
 
 

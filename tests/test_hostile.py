@@ -146,3 +146,15 @@ def test_state_that_an_optimizer_cannot_use_is_told_with_its_checkpoint(place: h
     found = judged(trained.without_state(place, "exp_avg_sq"))
     assert (found.status, found.fault) == (2, "")
     assert "the optimizer cannot go on from its state there: KeyError: 'exp_avg_sq'" in found.output
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [("lr", {}, "TypeError: float"), ("capturable", True, "AssertionError: If capturable=True")],
+)
+def test_options_that_an_optimizer_cannot_use_are_told_with_their_checkpoint(
+    place: hostile.Place, key: str, value: object, said: str
+) -> None:
+    found = judged(trained.with_option(place, key, value))
+    assert (found.status, found.fault) == (2, "")
+    assert f"the optimizer cannot go on from its state there: {said}" in found.output

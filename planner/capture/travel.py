@@ -239,6 +239,8 @@ def _made(data: Mapping[str, Json], constants: Mapping[str, Tensor], origin: Rec
     second = probe(traced, int(data["probes"][1]), trainable) if traced.symbolic else first
     metrics = tuple(str(name) for name in data.get("metrics", ()))
     layout = Slicing(traced, grouping, (first, second))
+    if lacking := sorted(set(layout.crossing.values()) - described.value.keys()):
+        raise BadInput(f"is no captured model: no Value is called '{lacking[0]}', which it computes")
     return Captured(described, layout, origin, metrics=metrics)
 
 

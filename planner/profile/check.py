@@ -24,6 +24,7 @@ from planner.profile.profile import (
 )
 
 MOST_BYTES = 2.0**44  # of one layer, for one micro-batch
+MOST_ENTRY_S = 1e-3  # of an update, for one entry of a parameter
 
 
 class Fault(NamedTuple):
@@ -78,9 +79,9 @@ def _number_fault(name: str, value: float, most: float = MOST_BYTES) -> Iterator
         yield name.partition(".")[0], f"{name} is {value}", f"a number, 0 to {most:g}"
 
 
-def _seconds_fault(name: str, value: Seconds) -> Iterator[tuple[str, str, str]]:
-    yield from _number_fault(f"{name}.median", value.median, MOST_S)
-    yield from _number_fault(f"{name}.spread", value.spread, MOST_S)
+def _seconds_fault(name: str, value: Seconds, most: float = MOST_S) -> Iterator[tuple[str, str, str]]:
+    yield from _number_fault(f"{name}.median", value.median, most)
+    yield from _number_fault(f"{name}.spread", value.spread, most)
 
 
 def _instant(cost: LayerCost, trains: bool) -> Iterator[tuple[str, str, str]]:
@@ -103,7 +104,11 @@ def _sample_faults(found: SampleCost | None) -> Iterator[Fault]:
 
 def _optimizer_faults(optimizer: OptimizerCost) -> Iterator[Fault]:
     found = [
-        *_seconds_fault("seconds_per_parameter", optimizer.seconds_per_parameter),
+        *_seconds_fault("seconds_per_parameter", optimizer.seconds_per_parameter, MOST_ENTRY_S),
+        *_number_fault("gather_seconds_per_parameter", optimizer.gather_seconds_per_parameter, MOST_ENTRY_S),
+        *_number_fault(
+            "scatter_seconds_per_parameter", optimizer.scatter_seconds_per_parameter, MOST_ENTRY_S
+        ),
         *_number_fault("state_bytes_per_parameter", optimizer.state_bytes_per_parameter),
         *_number_fault("state_bytes_per_tensor", optimizer.state_bytes_per_tensor),
         *_number_fault("largest_bytes_per_parameter", optimizer.largest_bytes_per_parameter),

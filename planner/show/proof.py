@@ -203,7 +203,7 @@ def _space(space: SearchSpace, rescheduled: int) -> Iterator[tuple[str, str]]:
     yield "recomputation", _recomputation(space)
     state = "state sharded over replicas"
     either = f"{state} where memory or time asks for it, in all stages alike"
-    yield "optimizer", either if len(space.shard) > 1 else state if space.shard[0] else "state not sharded"
+    yield "optimizer", either if len(space.shard) > 1 else state if any(space.shard) else "state not sharded"
     if space.held:
         yield "replicas", f"share {' or '.join(space.held)}: all, those in one node, or any number of a few"
 

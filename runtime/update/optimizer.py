@@ -134,8 +134,6 @@ class Updater:
             self.previous.clip(flat)
         optimizer = self.optimizers.get(flat.bucket)
         if optimizer is not None:
-            self._rates[flat.bucket] = _rate(optimizer)
-        if optimizer is not None and not self._skipped:
             self._apply(optimizer, flat.bucket)
         if not self._skipped:
             self._sync.hand_round(flat)
@@ -146,14 +144,17 @@ class Updater:
         self._sync.updated(flat)
 
     def _apply(self, optimizer: torch.optim.Optimizer, bucket: Bucket) -> None:
-        """Updates a bucket; the first update shows whether the optimizer can use the state that it was given.
+        """Updates a bucket unless the step is left out; the first update shows whether the optimizer can use the state that it was given.
 
         Raises: BadInput where it cannot.
         """
-        given = self.given.pop(bucket, "")
+        given = self.given.get(bucket, "")
         try:
-            optimizer.step()
-        except (LookupError, RuntimeError, TypeError, ValueError, AttributeError) as error:
+            self._rates[bucket] = _rate(optimizer)
+            if not self._skipped:
+                optimizer.step()
+                self.given.pop(bucket, None)
+        except (LookupError, RuntimeError, TypeError, ValueError, AttributeError, AssertionError) as error:
             if not given:
                 raise
             raise BadInput(

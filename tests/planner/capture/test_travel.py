@@ -103,3 +103,12 @@ def test_a_changed_number_is_found_by_its_layers_signature(data: dict[str, Any])
     assert changed != data
     with pytest.raises(BadInput):
         from_data(changed, {})
+
+
+def test_values_of_other_names_than_the_operations_give_are_refused(data: dict[str, Any]) -> None:
+    other = json.loads(json.dumps(data["graph"]).replace(':0"', ':9"'))
+    with pytest.raises(BadInput, match="does not belong to these layers") as wrong:
+        from_data({**data, "graph": other}, {})
+    other["fingerprint"] = wrong.value.allowed.partition(",")[0]
+    with pytest.raises(BadInput, match=r"no Value is called '.*:0', which it computes"):
+        from_data({**data, "graph": other}, {})

@@ -125,3 +125,10 @@ def test_the_chain_of_these_tests_is_a_model() -> None:
     graph = chain(3, skips={"a0": ("a2",)})
     assert isinstance(graph, ModelGraph)
     assert graph.value["a0:0"].consumers == ("a1", "a2")
+
+
+@pytest.mark.parametrize("name", ["gather_seconds_per_parameter", "scatter_seconds_per_parameter"])
+def test_an_update_that_takes_a_second_an_entry_is_no_profile(name: str) -> None:
+    found = profile(chain(), {})
+    with pytest.raises(BadInput, match=f"{name} is 1"):
+        check(replace(found, optimizer=replace(found.optimizer, **{name: 1.0})))

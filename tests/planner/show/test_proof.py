@@ -197,6 +197,13 @@ def test_the_list_of_a_proof() -> None:
     ]
 
 
+def test_a_strangers_proof_that_names_no_way_of_sharding_is_told() -> None:
+    plan = proved()
+    assert plan.certificate is not None
+    proof = plan.certificate.model_copy(update={"space": SPACE.model_copy(update={"shard": ()})})
+    assert "optimizer      state not sharded" in proof_text(plan.model_copy(update={"certificate": proof}))
+
+
 def test_a_configuration_in_words_names_all_that_is_decided() -> None:
     every = OWN.model_copy(
         update={
