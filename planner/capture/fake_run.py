@@ -80,11 +80,11 @@ def probe(traced: Traced, n: int, trainable: Mapping[str, bool]) -> Probe:
 def _run(node: fx.Node, values: Mapping[fx.Node, object]) -> object:
     args, kwargs = arguments(node, values)
     assert callable(node.target)
+    name = getattr(node.target, "__name__", str(node.target))
     try:
         with entered(node.meta["context"]):
             return node.target(*args, **kwargs)
     except AssertionError as error:  # of torch, where real and fake tensors meet
-        name = getattr(node.target, "__name__", str(node.target))
         raise BadInput(
             f"'{name}' computes with a tensor that it is not given: {(str(error).splitlines() or [''])[0]:.200}",
             where=line_of(node),
@@ -92,7 +92,6 @@ def _run(node: fx.Node, values: Mapping[fx.Node, object]) -> object:
             "where one step leaves it to the next",
         ) from error
     except RuntimeError as error:  # what holds inside torch.vmap alone, for one
-        name = getattr(node.target, "__name__", str(node.target))
         raise BadInput(
             f"'{name}' does not run operation by operation: {str(error).splitlines()[0]:.200}",
             where=line_of(node),

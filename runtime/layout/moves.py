@@ -132,10 +132,9 @@ def _of_two(line: Wire, pieces: Sequence[Tensor], combine: Callable[[Tensor], Te
     made = total.new_empty(sum(piece.numel() for piece in pieces))
     found = torch.split(made, [piece.numel() for piece in pieces])
     found[mine].copy_(total)
-    sizes = [
-        [0 if place == mine else x.numel() for place, x in enumerate(y)] for y in (found, (total, total))
-    ]
-    line.all_to_all(found[1 - mine], total, *sizes)
+    coming, going = [0, 0], [0, 0]
+    coming[1 - mine], going[1 - mine] = found[1 - mine].numel(), total.numel()
+    line.all_to_all(found[1 - mine], total, coming, going)
     return made
 
 

@@ -144,7 +144,7 @@ class Updater:
         self._sync.updated(flat)
 
     def _apply(self, optimizer: torch.optim.Optimizer, bucket: Bucket) -> None:
-        """Updates a bucket unless the step is left out; the first update shows whether the optimizer can use the state that it was given.
+        """Updates a bucket unless the step is left out; the first update shows whether its given state can be used.
 
         Raises: BadInput where it cannot.
         """

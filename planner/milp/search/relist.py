@@ -1,8 +1,9 @@
 """What enters a search behind its first answers: variants with less memory, and orders listed anew.
 
-Everything waits in a queue (`Waiting`), by what it takes at least. Where memory excludes what is promising, variants that recompute or share are answered (`spare`). Each rescheduled order
-enters the search as a configuration of its own (`grow`): an order is fixed within its configuration, because path rows
-hold for one order only. So the library of orders grows between searches, never during one.
+Everything waits in a queue (`Waiting`), by what it takes at least. Where memory excludes what is promising, variants
+that recompute or share are answered (`spare`). Each rescheduled order enters the search as a configuration of its own
+(`grow`): an order is fixed within its configuration, because path rows hold for one order only. So the library of
+orders grows between searches, never during one.
 """
 
 from __future__ import annotations
