@@ -143,28 +143,25 @@ def sent(to: str, run: Path, reader: str) -> dict[str, object]:
     environment = {
         key: value for key, value in environment.items() if not key.startswith(("WANDB", "MLFLOW"))
     }
-    program = f"""
-import json, sys
-from pathlib import Path
-import shardwright as sw
-run = Path(sys.argv[1])
-assert sw.run(["track", str(run), "--to", {to!r}]) == 0
-{reader}
-"""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program, str(run)],
-        cwd=run.parent,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    track = f"import sys, shardwright as sw; sys.exit(sw.run(['track', sys.argv[1], '--to', {to!r}]))"
+    read = f"import json, sys\nfrom pathlib import Path\nrun = Path(sys.argv[1]){reader}"
+    for program in (track, read):  # a tracker may write its last bytes when the process ends that sent them
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", program, str(run)],
+            cwd=run.parent,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
     found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
 MLFLOW = """
+import os
+os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
 from mlflow.tracking import MlflowClient
 client = MlflowClient(tracking_uri=(run / "mlflow").absolute().as_uri())
 found = client.search_runs([client.get_experiment_by_name("shardwright").experiment_id])[0]
