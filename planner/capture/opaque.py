@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from planner.capture.traced_graph import LOSS, CannotTrace, Traced, call, parts_of
 from planner.capture.untraceable import refusing_draws
+from planner.capture.whole_calls import computing_once
 from planner.errors import BadInput
 
 Shapes = list[tuple[int, ...]]
@@ -104,7 +105,8 @@ class OpaqueLayer:
 
         handle = self.skeleton.register_forward_hook(seen)
         try:
-            made = torch.func.functional_call(self.skeleton, given, args, kwargs)
+            with computing_once():
+                made = torch.func.functional_call(self.skeleton, given, args, kwargs)
         finally:
             handle.remove()
         with torch.no_grad():
@@ -265,7 +267,7 @@ def _watch(
     for path in paths:
         watch(path)
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), refusing_draws(copied):
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), refusing_draws(copied), computing_once():
             outputs = call(copied, given[0])
             if LOSS in parts and parts[LOSS] is copied_loss:
                 copied_loss(outputs, given[1])

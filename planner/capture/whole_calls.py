@@ -4,14 +4,15 @@
 - A function that reads the values of its tensors would stop the export, as a CTC loss does. On tensors without values
   something of the same shape stands in for it, and keeps as many bytes.
 - A reentrant checkpoint is an autograd.Function as well, and would hide parameters. It is left out: the plan decides
-  what is recomputed.
+  what is recomputed. Within a module that is taken whole every checkpoint is.
 """
 
 from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
 from types import CodeType, FunctionType
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
+from torch.utils import checkpoint as checkpointing
 from torch.utils.checkpoint import CheckpointFunction
 
 from planner.capture.traced_graph import Traced
@@ -244,3 +246,33 @@ def _named(call: _Call) -> Callable[[list[Tensor]], list[Tensor]]:
 
     run.__name__ = call.name
     return run
+
+
+@contextmanager
+def computing_once() -> Iterator[None]:
+    """Leaves out activation checkpointing, since recomputation is the plan's decision.
+
+    In a backward pass the module has no weights: a stage lends them for a call.
+    """
+    names = ("_checkpoint_without_reentrant_generator", "CheckpointFunction")
+    usual = {name: getattr(checkpointing, name) for name in names}
+    try:
+        for name, instead in zip(names, (_around_once, _CalledOnce), strict=True):
+            setattr(checkpointing, name, instead)
+        yield
+    finally:
+        for name, own in usual.items():
+            setattr(checkpointing, name, own)
+
+
+def _around_once(*_: object, **__: object) -> Iterator[None]:
+    """Stands in for what torch enters before a function that is checkpointed, and leaves after it."""
+    yield
+
+
+class _CalledOnce:
+    """Stands in for the function of a reentrant checkpoint."""
+
+    @staticmethod
+    def apply(function: Callable[..., object], _: bool, *args: object) -> object:
+        return function(*args)

@@ -37,7 +37,7 @@ from runtime.execute import Tensors
 from runtime.messages import DenseLayout, Direction, Edge, Routes
 from runtime.rank import RankOptions, RankParts
 from runtime.stage import AnyStage
-from runtime.world import Rail, World
+from runtime.world import Rail, World, hide_from_models
 
 NAME = "rehearsal"
 LEAST, MOST = 0.1, 1.0  # of made-up numbers: a logarithm, a root and a quotient of them are finite
@@ -162,6 +162,7 @@ def world_of(rank: int, size: int, device: torch.device) -> Iterator[AloneWorld]
         )
     if not hasattr(dist.Backend, NAME.upper()):
         dist.Backend.register_backend(NAME, _silence, devices=["cpu", "cuda"])
+    hide_from_models()
     hook = sys.excepthook  # torch puts one of its own there, and leaves it
     dist.init_process_group(NAME, rank=rank, world_size=size, store=_Everybody(size))
     try:

@@ -4,7 +4,7 @@ In come a rank, the number of ranks and a place to meet; out comes a `World` tha
 Start at `world.py`; `mesh.py` says who is where in a plan, `rendezvous.py` how ranks find each other.
 """
 
-from runtime.world.rendezvous import check_cards
+from runtime.world.rendezvous import check_cards, hide_from_models
 from runtime.world.world import HostClock, Rail, RankMesh, World, alone, clock, gpu_of, join, rail_of
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "check_cards",
     "clock",
     "gpu_of",
+    "hide_from_models",
     "join",
     "rail_of",
 ]

@@ -7,6 +7,8 @@
 
 A socket is bound to that one address. Whoever can reach it can read and change what ranks tell each other
 there, since the store of torch.distributed asks nobody who they are.
+
+Also here: code of a model does not learn from torch.distributed that ranks have met.
 """
 
 from __future__ import annotations
@@ -15,17 +17,20 @@ import fcntl
 import json
 import socket
 import struct
+import sys
 import time
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import FrameType
+from typing import TYPE_CHECKING, Literal
 
 from planner.errors import BadInput
 from runtime.runfolder import FILE, TORCHRUN, write_whole
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
+    from torch._C._distributed_c10d import ProcessGroup, Store
 
 PATIENCE_S = 300.0
 POLL_S = 0.05
@@ -123,3 +128,96 @@ def _reach(path: Path, size: int) -> Store:
     return TCPStore(
         found["host"], found["port"], size, is_master=False, timeout=timedelta(seconds=PATIENCE_S)
     )
+
+
+def hide_from_models() -> None:
+    """Lets the code of models find torch.distributed as it is where one process trains: not initialised.
+
+    From then on `is_initialized()`, `get_rank()` and their like tell a model nothing of the ranks of this process, nor
+    do they in the backward pass or while a model is captured. Everybody else is told as ever: ranks, callbacks, datasets
+    and optimizers. To be called before this process meets others; a second call changes nothing.
+    """
+    from torch.distributed import distributed_c10d
+
+    class World(distributed_c10d._World):
+        """The groups of this process, of which a model sees none."""
+
+        @property
+        def default_pg(self) -> ProcessGroup | None:
+            return None if _asked_by_a_model(sys._getframe(1)) else self._default_pg
+
+        @default_pg.setter
+        def default_pg(self, group: ProcessGroup | None) -> None:
+            self._default_pg = group  # type: ignore[assignment]  # torch says None of what begins so
+
+    known = distributed_c10d._world
+    if type(known).__qualname__ != World.__qualname__:
+        distributed_c10d._world = World()
+        vars(distributed_c10d._world).update(vars(known))
+
+
+def _asked_by_a_model(caller: FrameType) -> bool:
+    """Returns whether code of a model asks.
+
+    Such code is called by a capture or a stage, with nothing else of ours between. A thread that autograd has made for
+    a device knows of no stage; where a hook of ours asks there, the hook is found first.
+    Raises: BadInput where a model starts torch.distributed, which would replace what the ranks have.
+    """
+    frame: FrameType | None = caller
+    starts, theirs = False, ""
+    while frame is not None:
+        code, last = frame.f_code, frame
+        who = _whose(code.co_filename)
+        starts |= not theirs and code.co_name == "init_process_group"
+        if who == "a model's" and not theirs:
+            return False
+        if who == "a model's":
+            break
+        if who == "ours":
+            return False
+        if who == "theirs" and not theirs:
+            theirs = f"{code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    else:
+        if not theirs or last.f_code.co_name in _BEGINNINGS:
+            return False
+    if starts:
+        raise BadInput(
+            "forward() starts torch.distributed, which the ranks of a run use",
+            where=theirs,
+            allowed="nothing of torch.distributed in a model, whose ranks are the plan's decision",
+        )
+    return True
+
+
+_RUN_MODELS = (  # where the code of a model is called; elsewhere callbacks, datasets and optimizers are
+    "planner/capture/",
+    "runtime/draws/",
+    "runtime/layout/",
+    "runtime/rank/evaluation.py",
+    "runtime/spatial/",
+    "runtime/stage/",
+)
+_BEGINNINGS = (
+    "<module>",
+    "_run_module_as_main",
+    "_bootstrap",
+)  # functions that a program or a thread begins with
+
+
+@cache
+def _whose(file: str) -> Literal["a model's", "ours", "theirs", "nobody's"]:
+    """Returns whose code a file is: "a model's" is ours that runs a model, "nobody's" what runs for whoever calls it."""
+    import torch
+
+    root, library = Path(__file__).parents[2], f"{Path(torch.__file__).parent}/"
+    if file.startswith(f"{library}nn/"):
+        return "theirs"
+    if file.startswith(tuple(str(root / each) for each in _RUN_MODELS)):
+        return "a model's"
+    if file.startswith((f"{root / 'planner' / 'workload'}/", "<", library)):
+        return "nobody's"
+    if file.startswith((f"{root / 'planner'}/", f"{root / 'runtime'}/")):
+        return "ours"
+    python = f"{Path(socket.__file__).parent}/"
+    return "theirs" if not file.startswith(python) or "site-packages" in file else "nobody's"

@@ -155,12 +155,11 @@ def join(
     cards: Sequence[str] = (),
     patience_s: float = TIMEOUT_S,
 ) -> World:
-    """Meets the other ranks.
+    """Meets the other ranks, of whom the code of models learns nothing.
 
-    Args: `rendezvous` is a file in the run folder; `how` is one of those in `rendezvous.py`, by default a
-        file that nobody else can reach; `cards` are interfaces of this host that sums go over. Messages go over the
-        first, where the environment does not say otherwise. A call may last for `patience_s`, longer than whoever
-        watches the ranks waits for one of them.
+    Args: `rendezvous` is a file in the run folder; `how` is one of those in `rendezvous.py`, by default a file that
+        nobody else can reach; `cards` are interfaces of this host that sums go over. Messages go over the first, where
+        the environment does not say otherwise. A call may last for `patience_s`, longer than who watches ranks waits.
     Returns: the world of this rank.
     Raises: BadInput where an interface does not exist.
     """
@@ -171,6 +170,7 @@ def join(
         return alone(device)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     store = meeting.store(how, rendezvous, rank, size)
+    meeting.hide_from_models()
     timeout = timedelta(seconds=patience_s)
     if store is None:
         dist.init_process_group(backend, init_method="env://", timeout=timeout)

@@ -97,6 +97,10 @@ class Halved(nn.Module):
         return self.norm(self.first(x)) * (1.0 if self.training else 0.5)
 
 
+def other() -> Case:
+    return Other(), lambda n: (torch.randn(n, 4), torch.randn(n, 4)), squares
+
+
 def halved() -> Case:
     return Halved(), lambda n: (torch.randn(n, 4), torch.zeros(n)), squares
 
@@ -114,6 +118,21 @@ def sleeping() -> Case:
 def test_a_module_that_does_not_train_by_itself_is_no_model() -> None:
     found = check("odd", lambda: (nn.Linear(3, 3), halved()[1], squares))
     assert found.judgement == "no model" and "shapes cannot be multiplied" in models.said(found)
+
+
+@pytest.mark.parametrize("kinds", [{torch.float32}, {torch.float32, torch.float64}])
+def test_what_differs_in_single_precision_alone_is_equal(
+    kinds: set[torch.dtype], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compare(who: str, have: zoo_check.Trained, *_: object) -> None:
+        if kinds & {x.dtype for x in have.after.values()}:
+            raise followed.Differs(who)
+
+    monkeypatch.setattr(zoo_check, "_compare", compare)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a scalar that has a gradient
+        found = check("other", other, plans=False)
+    assert found.judgement == ("equal" if len(kinds) == 1 else "WRONG"), models.said(found)
 
 
 def test_a_case_that_is_killed_or_takes_too_long_is_a_crash_of_its_own() -> None:

@@ -16,6 +16,7 @@ from runtime.runfolder import Job, check, losses_of
 from runtime.train import Model, job_of, prepare
 from runtime.world import rendezvous as meeting
 from tests.pool import Pool
+from tests.runtime.compare import distance, expected, run
 from tests.runtime.test_equality import HERE, plan_of
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
@@ -89,3 +90,27 @@ def test_clocks_of_several_hosts_are_aligned_to_the_first_rank_within_the_error_
         offset, error = found[rank]  # type: ignore[misc]
         assert abs(offset + rank // 2 * apart) <= error < apart / 10
     assert pool.run("tests.runtime.meetings:clocks", 2, apart_ns=apart) == [(0, 0), (0, 0)]
+
+
+@pytest.mark.parametrize("family", ["1f1b", "zb-h1"])
+def test_a_model_that_asks_whether_it_has_ranks_trains_as_in_one_process(
+    family: str, pool: Pool, tmp_path: Path
+) -> None:
+    plan = plan_of(HERE + "asking.py", {}, family=family, cuts=[2])
+    have = run(pool, plan, tmp_path)
+    found = distance(expected(plan, tmp_path), have)
+    assert found.worst() <= 1e-6, found
+
+
+def test_only_a_model_does_not_learn_that_ranks_have_met(pool: Pool) -> None:
+    for rank, told in enumerate(pool.run("tests.runtime.meetings:ask", 2)):
+        ranks, nobody = (True, rank, 2), (False, -1, -1)
+        assert told == {
+            "a script": ranks,
+            "a callback": ranks,
+            "an optimizer": ranks,
+            "a model": nobody,
+            "a thread of autograd": nobody,
+            "a thread of a program": ranks,
+            "a model that starts torch.distributed": "forward() starts torch.distributed, which the ranks of a run use",
+        }
