@@ -10,6 +10,7 @@ from planner.milp.explain import PricedPins, configuration_of, parts_ns, price_p
 from planner.milp.instance import Instance, changed
 from planner.milp.limits import Effort, SearchProgress, SearchWatch, effort_named
 from planner.milp.pins import Pins, pins
+from planner.milp.proof.prove import ConfigurationState
 from planner.milp.question import (
     Question,
     refuse_impossible,
@@ -17,7 +18,7 @@ from planner.milp.question import (
     solve_or_none,
     solve_with_search,
 )
-from planner.milp.search.state import ConfigurationState, SearchState
+from planner.milp.search.state import SearchState
 from planner.milp.write_plan import price_group
 
 __all__ = [

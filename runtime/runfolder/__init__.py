@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from planner.doors import later
 from runtime.runfolder.claim import claimed
-from runtime.runfolder.drift import DriftWatch, outside_bars, readers_of, usual_s, waiting
 from runtime.runfolder.durable import append_step, keep_room, write_durably, write_whole
 from runtime.runfolder.holder import (
     RunProcess,
@@ -63,7 +62,16 @@ from runtime.runfolder.outcome import (
     write_cause,
 )
 from runtime.runfolder.paths import LOG_LOOK_S, Paths, unused
-from runtime.runfolder.result import Evaluated, evaluations_of, write_evaluation
+from runtime.runfolder.result import (
+    DriftWatch,
+    Evaluated,
+    evaluations_of,
+    outside_bars,
+    readers_of,
+    usual_s,
+    waiting,
+    write_evaluation,
+)
 
 if TYPE_CHECKING:
     from runtime.runfolder.result import Result, result_of, trace_of

@@ -14,6 +14,7 @@ import numpy as np
 
 from planner.arrays import IntArray
 from planner.milp import limits
+from planner.milp.configurations.configurations import Configuration
 from planner.milp.cut.problem import CutProblem, CutRow
 from planner.milp.proof.boxes import ROUNDING, Box
 from planner.milp.proof.branch_and_bound import ProofState, Tree
@@ -229,6 +230,17 @@ class ConfigurationProof:
         self.bound = max(self.bound, float(proof.bound_ns))
         if proof.closed:
             self.spans = None
+
+
+@dataclass(kw_only=True)
+class ConfigurationState:
+    """One configuration, as far as it was looked into; or the cuts of it that `problem.silent` names."""
+
+    shape: Configuration
+    problem: CutProblem
+    answer: Answer | None = None
+    bound_ns: int = 0
+    closing: ConfigurationProof | None = None
 
 
 def _point(spans: Windows) -> bool:

@@ -17,10 +17,10 @@ from planner.milp.configurations.configurations import Configuration, shapes
 from planner.milp.cut.unit_times import LayerWork
 from planner.milp.instance import Instance, short_bytes
 from planner.milp.proof.boxes import ROUNDING
-from planner.milp.proof.prove import ConfigurationProof
+from planner.milp.proof.prove import ConfigurationProof, ConfigurationState
 from planner.milp.proof.totals import TotalsBound
 from planner.milp.search.descent import UNFIT_NS, Answer, judge, starts
-from planner.milp.search.state import ConfigurationState, SearchState
+from planner.milp.search.state import SearchState
 from planner.schedule import FAMILIES
 
 _PLAINEST = list(FAMILIES)  # on one worker many families take the same time: the plainest is named
@@ -153,8 +153,10 @@ def glance(state: SearchState, shape: Configuration, goal: int, rounds: int) -> 
     spans = None if tried is None else instance.windows(tried.problem)
     if tried is None or spans is None or tried.problem.flagged or tried.problem.fixed is not None:
         return least
-    problem, bound = tried.problem.talking, state.kept_ns(tried)
-    if bound < goal:
+    problem, staged = tried.problem.talking, state.staged_ns(tried)
+    totals = UNFIT_NS if tried.problem.chained else state.floors.summed_ns(shape, talking=False)
+    bound, silent = max(state.kept_ns(tried), staged), max(totals, staged)
+    if bound < (goal := min(goal, int(silent))):  # more than the least of both kinds of cuts says nothing
         key, rows = (problem.order, shape.update, problem.silent or 0), state.rows
         proof = ConfigurationProof(problem=problem, spans=spans, rounds=rounds, rows=rows.get(key, []))
         bound = max(bound, float(proof.glance(goal)))
@@ -162,9 +164,7 @@ def glance(state: SearchState, shape: Configuration, goal: int, rounds: int) -> 
         state.take(tried, proof.record.answer)
         if tried.problem.roomless:
             instance.kept.bounds[shape] = bound
-    if not tried.problem.chained:
-        bound = min(bound, state.floors.summed_ns(shape, talking=False))
-    state.near[shape] = bound = max(least, bound)
+    state.near[shape] = bound = max(least, min(bound, silent))
     return bound
 
 

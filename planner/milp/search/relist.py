@@ -31,7 +31,8 @@ from planner.schedule import Costs, Limits, Schedule, relistings
 from planner.simulate import PART_NAMES
 
 if TYPE_CHECKING:
-    from planner.milp.search.state import ConfigurationState, SearchState
+    from planner.milp.proof.prove import ConfigurationState
+    from planner.milp.search.state import SearchState
 
 _LISTING_NS = 250_000.0  # work of rescheduling one action, by the meter
 

@@ -20,12 +20,12 @@ from planner.milp.instance import Instance
 from planner.milp.limits import Effort
 from planner.milp.problems import Rows
 from planner.milp.proof.boxes import ROUNDING, Box
-from planner.milp.proof.prove import ConfigurationProof
+from planner.milp.proof.prove import ConfigurationProof, ConfigurationState
 from planner.milp.proof.separable import SeparableRows
 from planner.milp.search import pick, relist
 from planner.milp.search.descent import UNFIT_NS, Answer
 from planner.milp.search.relist import Waiting
-from planner.milp.search.state import ConfigurationState, SearchState
+from planner.milp.search.state import SearchState
 
 _FILTERS = 2  # of what the program is written over
 

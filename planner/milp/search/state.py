@@ -19,20 +19,10 @@ from planner.milp.problems import Rows
 from planner.milp.proof.boxes import ROUNDING, Box
 from planner.milp.proof.feasible import fits_surely, silent_parts, whole
 from planner.milp.proof.hull import Windows
-from planner.milp.proof.prove import ConfigurationProof
+from planner.milp.proof.prove import ConfigurationProof, ConfigurationState
+from planner.milp.proof.stagewise import stagewise_ns
 from planner.milp.proof.totals import TotalsBound
 from planner.milp.search.descent import UNFIT_NS, Answer, annealed, balanced, descend, starts
-
-
-@dataclass(kw_only=True)
-class ConfigurationState:
-    """One configuration, as far as it was looked into; or the cuts of it that `problem.silent` names."""
-
-    shape: Configuration
-    problem: CutProblem
-    answer: Answer | None = None
-    bound_ns: int = 0
-    closing: ConfigurationProof | None = None
 
 
 @dataclass(kw_only=True)
@@ -57,6 +47,7 @@ class SearchState:
     stopped: bool = False  # by the user
     rugged: bool = False  # whether annealing for longer still gained
     near: dict[Configuration, float] = field(default_factory=dict)  # bounds by a glance
+    staged: dict[Configuration, float] = field(default_factory=dict)  # bounds stage by stage
     rows: Rows = field(default_factory=dict)  # of orders that several shapes have
     follow: Callable[[], None] = lambda: None  # tells whoever watches
 
@@ -123,18 +114,26 @@ class SearchState:
         assert known is not None
         return known, replace(answer, cut=problem.bounds(answer.cut))
 
+    def staged_ns(self, tried: ConfigurationState) -> float:
+        """Returns the bound of all cuts, stage by stage; 0 where all neighbours talk, or none is known."""
+        if tried.shape not in self.staged and self.limit < UNFIT_NS:
+            known, asked = int(self.floors.free_ns(tried.shape)), not tried.problem.chained
+            self.staged[tried.shape] = stagewise_ns(tried.problem, self.limit, known) if asked else 0.0
+        return self.staged.get(tried.shape, 0.0)
+
     def close(self, tried: ConfigurationState) -> bool:
         """Takes a first look, which refutes a configuration or bounds it; returns whether memory narrows it."""
         plain = self.tried.get(replace(tried.shape, sparing=False)) if tried.problem.flagged else None
         known = None if plain is None else plain.closing
         spans = self.instance.windows(tried.problem)
-        least = max(self.floors.summed_ns(tried.shape, talking=True), self.kept_ns(tried))
+        staged = self.staged_ns(tried)
+        least = max(self.floors.summed_ns(tried.shape, talking=True), self.kept_ns(tried), staged)
         over = least > self.limit - 1
         self._look_at(tried, tried.problem.talking, None if over else spans, known)
         assert tried.closing is not None
         if tried.closing.open:
             self.open.append(tried)
-        least = self._totals(tried.shape, talking=False)
+        least = self._totals(tried, talking=False)
         tight = tried.closing.tight
         if spans is None or tried.problem.chained or least >= self.limit:
             return tight
@@ -149,9 +148,10 @@ class SearchState:
         """Returns the bound of the cuts in which all neighbours talk, as far as an earlier search has proved one."""
         return self.instance.kept.bounds.get(tried.shape, 0.0) if tried.problem.roomless else 0.0
 
-    def _totals(self, shape: Configuration, *, talking: bool) -> int:
-        """Returns the bound of a configuration's totals, but no more than the limit."""
-        return min(int(np.ceil(self.floors.summed_ns(shape, talking=talking) - ROUNDING)), self.limit)
+    def _totals(self, tried: ConfigurationState, *, talking: bool) -> int:
+        """Returns the bound of a configuration's totals and stages, but no more than the limit."""
+        least = max(self.floors.summed_ns(tried.shape, talking=talking), self.staged.get(tried.shape, 0.0))
+        return min(int(np.ceil(least - ROUNDING)), self.limit)
 
     def _look_at(
         self,
@@ -179,7 +179,7 @@ class SearchState:
     def _learn(self, tried: ConfigurationState) -> None:
         assert tried.closing is not None
         self.take(tried, tried.closing.record.answer)
-        totals = self._totals(tried.shape, talking=tried.closing.problem.chained)
+        totals = self._totals(tried, talking=tried.closing.problem.chained)
         tried.bound_ns = max(tried.closing.bound_ns, totals)
 
     def prove(self) -> None:
