@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import TYPE_CHECKING, Literal
 
 from planner.errors import BadInput
@@ -160,7 +160,8 @@ def _asked_by_a_model(caller: FrameType) -> bool:
     """Returns whether code of a model asks.
 
     Such code is called by a capture or a stage, with nothing else of ours between. A thread that autograd has made for
-    a device knows of no stage; where a hook of ours asks there, the hook is found first.
+    a device knows of no stage; where a hook of ours asks there, the hook is found first. What somebody has put around a
+    function of torch.distributed asks for whoever calls it.
     Raises: BadInput where a model starts torch.distributed, which would replace what the ranks have.
     """
     frame: FrameType | None = caller
@@ -175,8 +176,8 @@ def _asked_by_a_model(caller: FrameType) -> bool:
             break
         if who == "ours":
             return False
-        if who == "theirs" and not theirs:
-            theirs = f"{code.co_filename}:{frame.f_lineno}"
+        if who == "theirs":
+            theirs = "" if _stands_in(code) else theirs or f"{code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
     else:
         if not theirs or last.f_code.co_name in _BEGINNINGS:
@@ -188,6 +189,13 @@ def _asked_by_a_model(caller: FrameType) -> bool:
             allowed="nothing of torch.distributed in a model, whose ranks are the plan's decision",
         )
     return True
+
+
+def _stands_in(code: CodeType) -> bool:
+    import torch.distributed
+
+    known = (x for x in vars(torch.distributed).values() if type(x) is FunctionType)
+    return any(x.__code__ is code for x in known)
 
 
 _RUN_MODELS = (  # where the code of a model is called; elsewhere callbacks, datasets and optimizers are
