@@ -19,7 +19,7 @@ from planner.errors import BadInput
 from planner.measure.process.parent import measure
 from planner.measure.process.protocol import Done, MeasureRequest
 from planner.model import Layer
-from planner.profile import CostKey, Profile, check, kept_values
+from planner.profile import CostKey, Profile, Seconds, check, kept_values
 from planner.terminal import Report
 
 if TYPE_CHECKING:
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 ROOFLINE = "roofline:"
 SECONDS_PER_ROW = 0.4
+BESIDE = (
+    0.3  # of the share that others take: by so much times differed that were measured apart on busy machines
+)
 
 
 def usual_precision(device: str) -> str:
@@ -167,7 +170,34 @@ def _by_measuring(workload: Workload, request: MeasureRequest, journal: Path | N
         others=round(found.others, 3),
         samples=found.samples,
     )
-    return with_slack(profile_, found.done.values())
+    slack = with_slack(profile_, found.done.values())
+    return less_sure(slack) if request.device == "cpu" else slack
+
+
+def less_sure(found: Profile) -> Profile:
+    """Returns the profile with spreads no smaller than what else ran on the machine makes of them.
+
+    Others take caches and memory as well, which not even the processor time of one thread leaves out, and they take
+    them for longer than a profile takes. So its visits agree with each other, and not with what comes ten minutes later.
+    """
+    least = BESIDE * found.others
+
+    def at_least(time: Seconds) -> Seconds:
+        return replace(time, spread=max(time.spread, least * time.median))
+
+    costs = {
+        key: replace(
+            cost,
+            forward=at_least(cost.forward),
+            backward=at_least(cost.backward),
+            input_grad=at_least(cost.input_grad),
+            weight_grad=at_least(cost.weight_grad),
+        )
+        for key, cost in found.costs.items()
+    }
+    update = found.optimizer.seconds_per_parameter
+    optimizer = replace(found.optimizer, seconds_per_parameter=at_least(update))
+    return replace(found, costs=costs, optimizer=optimizer)
 
 
 def with_slack(found: Profile, rows: Iterable[Done]) -> Profile:

@@ -4,14 +4,21 @@ Tables over all intervals say what a stage needs at least. A time limit then rul
 boundaries, from the first to the last, may be no cut at all. With `a` the begin and `b` the end of stage p:
 
     load      T >= before + all that the stage computes + its gradient sum and update
-    return    T >= before + all that it computes + the way of the last gradient back, where backward passes are whole
+    bubble    T >= before + its first forward + the trip to all stages behind it + all that it computes from its first
+                   backward on + its gradient sum and update
+    return    T >= before + all that it computes up to its last backward + the way of that gradient back
     trips     T >= before + k (forward + backward + the trip to all stages behind it) + the way back, where k
               micro-batches begin one after the other has come back
     channel   T >= before + n messages into the stage + the trip of the last one + the way back
 
-`before` and the way back are the least over the boundaries left of all stages before; a trip is the least over those
-behind. Messages count where a layer surely reads what the layer before it makes. At other boundaries, a stage waits for
-one that makes what its first layer reads, and that one waits for its gradient; both pass some stages by.
+`before` and the way back are the least over the boundaries left of all stages before; the way back ends with what the
+first stage does after its last backward. A trip is the least over those behind. Messages count where a layer surely
+reads what the layer before it makes. At other boundaries, a stage waits for one that makes what its first layer reads,
+and that one waits for its gradient; both pass some stages by.
+
+Every stage has a layer at least. So stage p begins at one of the boundaries p, p + 1, ... and ends at one of p + 1,
+p + 2, ..., as many as there are layers more than stages, and one. Tables have these alone, in this order: what ends
+stage p - 1 at place i of its table begins stage p at place i.
 """
 
 from __future__ import annotations
@@ -47,7 +54,7 @@ def stagewise(problem: CutProblem) -> StagewiseBound | None:
     """
     shape = problem.shape
     alone = shape.pipes == shape.chunks == 1 and shape.update == "barrier" and problem.fixed is None
-    cells = problem.stages * (problem.layers + 1) ** 2
+    cells = problem.stages * (problem.layers - problem.stages + 1) ** 2
     if not alone or problem.stages < 2 or cells > limits.STAGEWISE_CELLS:
         return None
     return StagewiseBound(problem)
@@ -64,84 +71,106 @@ class StagewiseBound:
 
         Args: `limit` is the most that is asked for; `known` is a lower bound.
         """
-        self.problem.meter.priced(8 * self._loads.size)
+        self.problem.meter.priced(8 * self._stages.size)
         if not self.possible(limit - 1):
             return limit
         low, high = min(known, limit - 1), limit - 1  # possible at `high`, and at nothing below `low`
         while high - low > limit * limits.STAGEWISE_NEAR:
             middle = (low + high) // 2
-            self.problem.meter.priced(8 * self._loads.size)
+            self.problem.meter.priced(8 * self._stages.size)
             low, high = (low, middle) if self.possible(middle) else (middle + 1, high)
         return low
 
     def possible(self, most: float) -> bool:
         """Returns whether some cut may take `most` nanoseconds or less."""
         problem, alive = self.problem, self._stages.copy()
+        loads, returned, returning = self._work
         micros = problem.shape.micros
         for _ in range(_ROUNDS):
             begun, both = self._before(self._forward, alive), self._before(self._passes, alive)
             trips, behind = self._behind(alive)
-            alive &= begun[:, :, None] + self._loads + self._updates <= most
-            if self._whole:
-                alive &= both[:, :, None] + self._loads <= most
+            alive &= begun[:, :, None] + loads + self._updates <= most
+            waited = self._forward + behind[:, None, :]
+            alive &= begun[:, :, None] + waited + returned + self._updates <= most
+            alive &= both[:, :, None] + returning <= most
             each = self._passes + behind[:, None, :]
             alive &= both[:, :, None] + self._alternations[:, None, None] * each <= most
             sent = (micros - 1) * np.maximum(*self._messages)
             alive &= (both + sent + trips <= most)[:, :, None]
-            reached = np.zeros(problem.layers + 1, np.bool_)
-            reached[0] = True
+            reached = np.arange(self._places) == 0
             for p in range(problem.stages):
                 alive[p] &= reached[:, None]
                 reached = alive[p].any(0)
-            if not reached[problem.layers]:
+            if not reached[-1]:
                 return False
         return True
 
     def _before(self, work: FloatArray, alive: BoolArray) -> FloatArray:
         """Returns [stage, begin]: the least of `work` and messages on the way to a stage, and back where they count."""
-        problem, ways = self.problem, 2 if work is self._passes else 1
-        ends: FloatArray = np.full((problem.stages + 1, problem.layers + 1), _NEVER)
-        found: FloatArray = np.full((problem.stages, problem.layers + 1), _NEVER)
+        stages, ways = self.problem.stages, 2 if work is self._passes else 1
+        ends: FloatArray = np.full((stages + 1, self._places), _NEVER)
+        found: FloatArray = np.full((stages, self._places), _NEVER)
         found[0, 0] = 0.0
-        for p in range(problem.stages):
+        for p in range(stages):
             if p:
-                sent = self._messages[0, p] + (self._messages[1, p] if ways > 1 else 0.0)
-                found[p] = ends[p] + sent
-                for at, made in self._unsure:
-                    found[p, at] = 0.0 if made < 0 else self._least(ends, p, at, range(made + 1, at + 1), -1)
-            ends[p + 1] = np.where(alive[p], found[p][:, None] + work[p], _NEVER).min(0)
+                found[p] = ends[p] + (self._messages[0, p] + (self._messages[1, p] if ways > 1 else 0.0))
+                for at, made, _ in self._silent:
+                    if p <= at < p + self._places:
+                        least = 0.0 if made < 0 else self._least(ends, p, at, range(made + 1, at + 1), -1)
+                        found[p, at - p] = least
+            own = work[p] + self._last if p == 0 and ways > 1 else work[p]
+            ends[p + 1] = np.where(alive[p], found[p][:, None] + own, _NEVER).min(0)
         return found
 
     def _behind(self, alive: BoolArray) -> tuple[FloatArray, FloatArray]:
         """Returns [stage, begin], the least trip through a stage and all behind it, and [stage, end], that behind it."""
-        problem = self.problem
-        trips: FloatArray = np.full((problem.stages + 1, problem.layers + 1), _NEVER)
-        behind: FloatArray = np.full((problem.stages, problem.layers + 1), _NEVER)
+        stages = self.problem.stages
+        trips: FloatArray = np.full((stages + 1, self._places), _NEVER)
+        behind: FloatArray = np.full((stages, self._places), _NEVER)
         behind[-1, -1] = 0.0
-        for p in reversed(range(problem.stages)):
-            if p + 1 < problem.stages:
+        for p in reversed(range(stages)):
+            if p + 1 < stages:
                 behind[p] = trips[p + 1] + self._messages[:, p + 1].sum(0)
-                for at, read in self._unread:
-                    ends = range(at, read + 1)
-                    behind[p, at] = 0.0 if read < 0 else self._least(trips, p + 1, at, ends, 1)
+                for at, _, read in self._silent:
+                    if p < at <= p + self._places:
+                        ends = range(at, read + 1)
+                        least = 0.0 if read < 0 else self._least(trips, p + 1, at, ends, 1)
+                        behind[p, at - p - 1] = least
             trips[p] = np.where(alive[p], self._passes[p] + behind[p][None, :], _NEVER).min(1)
         return trips[:-1], behind
 
     def _least(self, table: FloatArray, stage: int, at: int, places: range, step: int) -> float:
-        """Returns the least entry of these places, of stages as far from `stage` as layers between can be."""
+        """Returns the least entry of these boundaries, of stages as far from `stage` as layers between can be."""
         found = _NEVER
         for place in places:
             last = stage + step * abs(place - at)
-            first, last = min(stage, last), max(stage, last)
-            found = min(found, float(table[max(first, 0) : min(last, len(table) - 1) + 1, place].min()))
+            first, last = max(min(stage, last), 0), min(max(stage, last), len(table) - 1)
+            first, last = (
+                max(first, place - self._places + 1),
+                min(last, place),
+            )  # whose tables have the boundary
+            if first <= last:
+                own = np.arange(first, last + 1)
+                found = min(found, float(table[own, place - own].min()))
+        return found
+
+    @property
+    def _places(self) -> int:
+        return self.problem.layers - self.problem.stages + 1
+
+    @cached_property
+    def _begins(self) -> IntArray:
+        """Returns [stage, place]: the boundary where a stage begins; it ends at one more."""
+        found: IntArray = np.arange(self.problem.stages)[:, None] + np.arange(self._places)
         return found
 
     @cached_property
     def _stages(self) -> BoolArray:
         """Returns [stage, begin, end]: which stages there are."""
-        problem, every = self.problem, np.arange(self.problem.layers + 1)
-        may = (every[:, None] < every[None, :]) & problem.allowed[:, None] & problem.allowed[None, :]
-        found: BoolArray = np.repeat(may[None], problem.stages, 0)
+        begins, every = self._begins, np.arange(self._places)
+        allowed = self.problem.allowed
+        found: BoolArray = allowed[begins][:, :, None] & allowed[begins + 1][:, None, :]
+        found &= every[:, None] <= every
         found[0, 1:] = False
         found[-1, :, :-1] = False
         return found
@@ -150,24 +179,39 @@ class StagewiseBound:
         """Returns [stage, begin, end]: the nanoseconds of one action."""
         row = COMPUTE.index(kind)
         prefix = self.problem.prefix_ns[row].astype(np.float64)
-        found: FloatArray = prefix[:, None, :] - prefix[:, :, None] + float(self.problem.launch_ns[row])
+        every, begins = np.arange(self.problem.stages)[:, None], self._begins
+        before, behind = prefix[every, begins], prefix[every, begins + 1]
+        found: FloatArray = behind[:, None, :] - before[:, :, None] + float(self.problem.launch_ns[row])
         return found
 
     @cached_property
-    def _counts(self) -> dict[Kind, FloatArray]:
-        """Returns of each kind of action [stage]: how many a step has."""
-        found = {kind: np.zeros(self.problem.stages) for kind in COMPUTE}
-        for order in self.problem.schedule.orders:
-            for action in order:
-                if action.kind in found:
-                    found[action.kind][action.stage] += 1
-        if not self.problem.shape.recompute:
-            found[Kind.R][:] = 0  # which stages recompute depends on the cut
+    def _counts(self) -> tuple[dict[Kind, FloatArray], ...]:
+        """Returns of each kind of action [stage]: how many a step has, from the first backward on, and up to the last.
+
+        A backward is one whose gradient goes to the stage before.
+        """
+        problem = self.problem
+        found: tuple[dict[Kind, FloatArray], ...] = tuple(
+            {kind: np.zeros(problem.stages) for kind in COMPUTE} for _ in range(3)
+        )
+        for order in problem.schedule.orders:
+            own = [x for x in order if x.kind in COMPUTE]
+            backward = [i for i, x in enumerate(own) if x.kind in (Kind.B, Kind.I)]
+            for i, action in enumerate(own):
+                if action.kind is Kind.R and not problem.shape.recompute:
+                    continue  # which stages recompute depends on the cut
+                for count, there in zip(found, (True, i >= backward[0], i <= backward[-1]), strict=True):
+                    count[action.kind][action.stage] += there
         return found
 
-    @property
-    def _whole(self) -> bool:
-        return not self._counts[Kind.I].any()
+    @cached_property
+    def _work(self) -> tuple[FloatArray, ...]:
+        """Returns of [stage, begin, end] all that is computed, that from the first backward on, and that up to the last."""
+        found: list[FloatArray] = []
+        for counts in self._counts:
+            own = [(many, kind) for kind, many in counts.items() if many.any()]
+            found.append(np.sum([many[:, None, None] * self._each(kind) for many, kind in own], 0))
+        return tuple(found)
 
     @cached_property
     def _forward(self) -> FloatArray:
@@ -176,16 +220,16 @@ class StagewiseBound:
     @cached_property
     def _passes(self) -> FloatArray:
         """Returns [stage, begin, end]: a forward pass, and what its gradient waits for on its way to the stage before."""
-        kinds = [kind for kind in (Kind.B, Kind.I) if self._counts[kind].any()]
+        kinds = [kind for kind in (Kind.B, Kind.I) if self._counts[0][kind].any()]
         found: FloatArray = self._forward + np.minimum.reduce([self._each(kind) for kind in kinds])
         return found
 
-    @cached_property
-    def _loads(self) -> FloatArray:
-        """Returns [stage, begin, end]: all that a stage computes in a step."""
-        own = [(many, kind) for kind, many in self._counts.items() if many.any()]
-        total: FloatArray = np.sum([many[:, None, None] * self._each(kind) for many, kind in own], 0)
-        return total
+    @property
+    def _last(self) -> FloatArray:
+        """Returns [begin, end]: what the first stage computes after its last backward, its gradient sum and update."""
+        loads, _, returning = self._work
+        found: FloatArray = loads[0] - returning[0] + self._updates[0]
+        return found
 
     @cached_property
     def _updates(self) -> FloatArray:
@@ -204,7 +248,8 @@ class StagewiseBound:
             if key not in known:
                 sync = problem.own_sync_ns(p, low, high)
                 known[key] = (sync + problem.handed_on_ns(p, low, high, sync)).astype(np.float64)
-            found.append(known[key])
+            own = self._begins[p]
+            found.append(known[key][own[:, None], own[None, :] + 1])
         return np.stack(found)
 
     @cached_property
@@ -212,38 +257,27 @@ class StagewiseBound:
         """Returns [act or grad, stage, begin]: what a message between a stage and the one before it takes at least."""
         problem, talk = self.problem, self.problem.tables.talk
         sizes = talk.least_bytes * talk.sure
-        found: FloatArray = np.zeros((2, problem.stages, problem.layers + 1))
+        found: FloatArray = np.zeros((2, problem.stages, self._places))
         for p in range(1, problem.stages):
-            wire = sizes * problem.byte_ns[p - 1, p] + problem.latency_ns[p - 1, p]
-            found[:, p] = np.where(sizes > 0, np.floor(wire), 0.0)
+            own = sizes[:, self._begins[p]]
+            wire = own * problem.byte_ns[p - 1, p] + problem.latency_ns[p - 1, p]
+            found[:, p] = np.where(own > 0, np.floor(wire), 0.0)
         return found
 
     @cached_property
-    def _unsure(self) -> list[tuple[int, int]]:
-        """Returns the boundaries whose stages may not talk, each with the last layer that makes what the next reads; -1
-        where there is none that gets its gradient.
+    def _silent(self) -> list[tuple[int, int, int]]:
+        """Returns the boundaries whose stages may not talk.
+
+        Each has the last layer that makes what the next reads, -1 where there is none that gets its gradient; and the
+        first that reads what the layer before makes, -1 where there is none that hands a gradient straight back.
         """
         edges, found = self.problem.tables.edges, []
         sent = edges.backward & (edges.bytes > 0)
-        for at in self._quiet:
-            found.append((at, int(edges.made[sent & (edges.consumer == at)].max(initial=-1))))
-        return found
-
-    @cached_property
-    def _unread(self) -> list[tuple[int, int]]:
-        """Returns the same boundaries, each with the first layer that reads what the layer before it makes; -1 where
-        there is none that hands a gradient straight back.
-        """
-        edges, found = self.problem.tables.edges, []
-        sent = edges.backward & (edges.bytes > 0) & (edges.previous == edges.made)
-        for at in self._quiet:
-            readers: IntArray = edges.consumer[sent & (edges.made == at - 1) & (edges.consumer >= at)]
-            found.append((at, int(readers.min()) if len(readers) else -1))
-        return found
-
-    @property
-    def _quiet(self) -> list[int]:
-        found: list[int] = np.flatnonzero(~self.problem.tables.talk.sure).tolist()
+        straight = sent & (edges.previous == edges.made)
+        for at in np.flatnonzero(~self.problem.tables.talk.sure).tolist():
+            made = int(edges.made[sent & (edges.consumer == at)].max(initial=-1))
+            readers: IntArray = edges.consumer[straight & (edges.made == at - 1) & (edges.consumer >= at)]
+            found.append((at, made, int(readers.min()) if len(readers) else -1))
         return found
 
     @cached_property

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,14 @@ import torch
 from planner.arrays import NS_PER_S
 from planner.errors import BadInput, Infeasible
 from planner.measure import measure, measured_on
+from planner.measure.measure import BESIDE, less_sure
 from planner.measure.process.parent import child
 from planner.measure.process.protocol import Done, Journal, encode
 from planner.profile import CostKey, Profile, Seconds
 from planner.profile import yaml as profile_yaml
 from planner.workload import Workload, load
 from runtime.stage import Split
+from tests.planner import plan_examples
 from tests.planner.graphs import cost
 
 # A workload whose middle layer runs an operation of its own, so that a test can make it fail where it likes.
@@ -316,3 +319,14 @@ def test_a_device_is_measured_where_it_is_here_and_estimated_elsewhere(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *device: "NVIDIA H100 80GB HBM3")
     assert measured_on("H100-80GB") == "cuda" and measured_on("A100-40GB") == "roofline:A100-40GB"
+
+
+def test_times_of_a_busy_machine_are_no_surer_than_what_else_ran_lets_them_be() -> None:
+    key = CostKey("layer", 1, (), "fp32", "eager")
+    sure, unsure = Seconds(median=1.0, spread=0.01), Seconds(median=1.0, spread=0.5)
+    graph = plan_examples.profile((1,))
+    row = replace(cost(), forward=sure, backward=unsure)
+    found = less_sure(replace(graph, costs={key: row}, others=0.8)).costs[key]
+    assert (found.forward.median, found.forward.spread) == (1.0, pytest.approx(0.8 * BESIDE))
+    assert found.backward == unsure
+    assert less_sure(replace(graph, others=0.0)) == graph
