@@ -192,8 +192,10 @@ def _asked_by_a_model(caller: FrameType) -> bool:
 
 
 def _stands_in(code: CodeType) -> bool:
+    """Returns whether somebody has put this code in the place of a function of torch.distributed."""
     import torch.distributed
 
+    # By `type`, since what torch keeps there of earlier versions warns of any attribute that is read.
     known = (x for x in vars(torch.distributed).values() if type(x) is FunctionType)
     return any(x.__code__ is code for x in known)
 
