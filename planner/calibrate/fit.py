@@ -20,7 +20,7 @@ from planner.calibrate.lines import Sample, correction_by, half_range, nine_of_t
 from planner.calibrate.refine import nominal_plan, repredicted, surplus
 from planner.cluster import Correction, Corrections
 from planner.errors import BadInput
-from planner.plan import Plan, coordinates, rank_of, world_size
+from planner.plan import Plan, coordinates, mesh_of, rank_of, world_size
 from planner.schedule import Kind
 from planner.timeline import COLLECTIVE, WARM_UP_STEPS, Event, Timeline, converting_ns
 
@@ -171,6 +171,7 @@ def _fit(runs: Sequence[Observation], step_spread: float) -> Corrections:
         hop=correction_by([sample for run in runs for sample in _hops(run)]),
         sum=correction_by([sample for run in runs for sample in _sums(run)]),
         conversion=_conversion(runs),
+        groups=tuple(sorted({mesh_of(run.plan) for run in runs if _converts(run)})) or None,
         memory=surplus([(run.plan, run.timeline) for run in runs]),
         step_spread=step_spread,
         rests_on=tuple(run.name for run in runs),
@@ -215,9 +216,13 @@ def _durations(run: Observation, kinds: Collection[str]) -> dict[object, Sample]
     return found
 
 
+def _converts(run: Observation) -> list[Sample]:
+    return [x for x in run.converting.values() if x.planned]
+
+
 def _conversion(runs: Sequence[Observation]) -> Correction | None:
     """Returns the correction of conversions: the median factor of the runs that have any."""
-    every = [[x for x in run.converting.values() if x.planned] for run in runs]
+    every = [_converts(run) for run in runs]
     factors = [sum(x.measured for x in own) / sum(x.planned for x in own) for own in every if own]
     if not factors:
         return None

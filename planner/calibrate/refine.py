@@ -25,7 +25,7 @@ from planner.cluster import (
     with_node_groups,
 )
 from planner.errors import BadInput
-from planner.plan import Hop, Plan, StageTimes, coordinates
+from planner.plan import Hop, Plan, StageTimes, coordinates, mesh_of, uncorrected_conversions
 from planner.schedule import Kind, Overlap, Schedule, generate, overlap_of, overlapped, with_recompute
 from planner.simulate import best_overlap, period_of_plan
 from planner.timeline import COLLECTIVE, WARM_UP_STEPS, Timeline, decode
@@ -182,7 +182,9 @@ def _with_times(plan: Plan, by: Corrections, change: _Change, fitted: Correction
         }
     )
     step, left = period_of_plan(changed), min(by.step_spread, 1.0) if fitted else 0.0
-    bars = {"low_ns": floor(step * (1 - left)), "high_ns": ceil(step * (1 + left))}
+    unsure = uncorrected_conversions(changed.times, fitted, mesh_of(plan))
+    other = period_of_plan(changed.model_copy(update={"times": unsure}))
+    bars = {"low_ns": floor(min(step, other) * (1 - left)), "high_ns": ceil(max(step, other) * (1 + left))}
     prediction = plan.prediction.model_copy(update={"step_ns": step, **bars})
     return changed.model_copy(update={"prediction": prediction, "certificate": None})
 

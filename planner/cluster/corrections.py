@@ -78,6 +78,9 @@ class Corrections(Part):
     hop: Correction | None = None
     sum: Correction | None = None
     conversion: Correction | None = None  # its factor alone counts
+    groups: tuple[tuple[Count, ...], ...] | None = Field(
+        None, description="the meshes of the groups whose conversions were measured"
+    )
     memory: MemoryCorrection | None = None
     step_spread: Spread = Field(
         description="of a step's time, relative: the error that is left, by runs left out where there are three"

@@ -41,6 +41,7 @@ from planner.plan import (
     StageShard,
     StageTimes,
     places,
+    uncorrected_conversions,
 )
 from planner.profile import Profile, SampleCost
 from planner.schedule import Kind
@@ -56,7 +57,9 @@ def plan_of(space: Instance, posed: CutProblem, answer: Answer, certificate: Cer
     times = with_conversions(stage_times(posed, answer.cut), stages, *given)
     fitted = space.cluster.fitted
     left = 0.0 if fitted is None else min(fitted.step_spread, 1.0)
-    high = max(_spread(posed, answer.cut, times, messages, +1), math.ceil(answer.ns * (1 + left)))
+    unsure = uncorrected_conversions(times, fitted, shape.mesh or (shape.spatial,))
+    ends = answer.ns, _spread(posed, answer.cut, unsure, messages, 0)
+    high = max(_spread(posed, answer.cut, times, messages, +1), math.ceil(max(ends) * (1 + left)))
     return Plan(
         model=ModelRef(
             workload=profile.workload,
@@ -81,7 +84,7 @@ def plan_of(space: Instance, posed: CutProblem, answer: Answer, certificate: Cer
         hops=messages,
         prediction=Prediction(
             step_ns=answer.ns,
-            low_ns=min(_spread(posed, answer.cut, times, messages, -1), math.floor(answer.ns * (1 - left))),
+            low_ns=min(_spread(posed, answer.cut, times, messages, -1), math.floor(min(ends) * (1 - left))),
             high_ns=high,
             memory=memory(posed, answer.cut),
         ),
@@ -222,11 +225,8 @@ def hops(posed: CutProblem, cut: IntArray) -> tuple[Hop, ...]:
     carried = _carried(posed, cut)
     found = []
     for k, cell in enumerate(spans.cells.tolist()):
-        way, sender, receiver = (
-            cell // posed.stages**2,
-            cell // posed.stages % posed.stages,
-            cell % posed.stages,
-        )
+        way, pair = divmod(cell, posed.stages**2)
+        sender, receiver = divmod(pair, posed.stages)
         direction: Literal["act", "grad"] = "grad" if way else "act"
         found.append(
             Hop(
@@ -288,7 +288,7 @@ def memory(posed: CutProblem, cut: IntArray) -> tuple[Memory, ...]:
 def _spread(
     posed: CutProblem, cut: IntArray, times: tuple[StageTimes, ...], messages: tuple[Hop, ...], sign: int
 ) -> int:
-    """The same order with every duration at one end of its spread."""
+    """The same order with every duration at one end of its spread; for sign 0, as it is."""
     vector = duration_vector(times, messages)
     depth = posed.stages
     for kind in COMPUTE:

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         is_cut,
         mesh_of,
         refused_cuts,
+        uncorrected_conversions,
         wishes_in,
         wishes_of,
     )
@@ -160,6 +161,7 @@ __all__ = [
     "times_of",
     "told_shared",
     "told_sums",
+    "uncorrected_conversions",
     "unit_names",
     "units_of_parameters",
     "updaters",
@@ -203,6 +205,7 @@ __getattr__ = later(
             "is_cut",
             "mesh_of",
             "refused_cuts",
+            "uncorrected_conversions",
             "wishes_in",
             "wishes_of",
         ),

@@ -14,10 +14,12 @@ from typing import Annotated, Final, Literal
 from pydantic import Field
 
 from planner import files
+from planner.cluster import Corrections
 from planner.errors import BadInput, Violation
 from planner.files import Count, Part
 from planner.layout import LocalGraph, Wish, cut_of, refused_cut
 from planner.model import ModelGraph
+from planner.plan.certificate import StageTimes
 from planner.plan.plan import CutLine, Plan
 
 ANY_CUT: Final = "any"  # in place of a cut: layouts are looked for
@@ -34,6 +36,35 @@ def mesh_of(plan: Plan) -> tuple[int, ...]:
     Args: `plan` has the same axes in all stages that cut tensors.
     """
     return next((stage.mesh for stage in plan.stages if stage.cut and stage.mesh), (plan.axes.spatial,))
+
+
+def uncorrected_conversions(
+    times: tuple[StageTimes, ...], fitted: Corrections | None, mesh: tuple[int, ...]
+) -> tuple[StageTimes, ...]:
+    """Returns times with conversions as they are without corrections, where these come from runs of other groups.
+
+    How long ranks wait for each other differs from group to group, so the two ways tell how far times may be off.
+
+    Args: `mesh` is that of the group; times are returned as they are where a run had it, or nothing is corrected.
+    """
+    if fitted is None or fitted.conversion is None or mesh in (fitted.groups or ()):
+        return times
+    return tuple(_with_conversions(each, 1 / fitted.conversion.factor) for each in times)
+
+
+def _with_conversions(times: StageTimes, factor: float) -> StageTimes:
+    ahead, back = times.forward_conversions_ns, times.backward_conversions_ns
+    forward, backward = round(ahead * factor), round(back * factor)
+    return times.model_copy(
+        update={
+            "forward_ns": times.forward_ns - ahead + forward,
+            "backward_ns": times.backward_ns - back + backward,
+            "input_grad_ns": max(times.input_grad_ns - back, 0) + backward,
+            "recompute_ns": max(times.recompute_ns - ahead, 0) + forward if times.recompute_ns else 0,
+            "forward_conversions_ns": forward,
+            "backward_conversions_ns": backward,
+        }
+    )
 
 
 def wishes_of(plan: Plan) -> tuple[Wish, ...]:

@@ -14,7 +14,7 @@ from planner.calibrate.refine import nominal_plan, repredicted
 from planner.cluster import Correction, Corrections
 from planner.errors import BadInput
 from planner.milp import Question, solve
-from planner.plan import Plan
+from planner.plan import Plan, mesh_of
 from planner.simulate import simulate_plan
 from planner.timeline import CONVERSION_COLUMNS, SEND, Timeline, concatenate
 from tests.planner.milp.instances import chain, cluster, profile
@@ -204,6 +204,19 @@ def test_conversions_are_corrected_apart_from_computing_so_that_plans_without_th
     assert repredicted(without, found).prediction.step_ns == pytest.approx(
         repredicted(without, truth).prediction.step_ns, rel=0.01
     )
+
+
+def test_bars_of_a_group_that_no_run_had_cover_its_step_without_the_correction_of_conversions() -> None:
+    truth = TRUE.model_copy(update={"conversion": correction(0, 4.0)})
+    plans = [in_parts(seed, share) for seed, share in enumerate((0.5, 0.6, 0.3))]
+    found = fit([converting(run_of(plan, truth), truth) for plan in plans])
+    assert found.groups == (mesh_of(plans[0]),)
+    plain = found.model_copy(update={"conversion": correction(0, 1.0)})
+    of_another = found.model_copy(update={"groups": ((3,),)})
+    known, sure = repredicted(plans[0], plain).prediction, repredicted(plans[0], found).prediction
+    unsure = repredicted(plans[0], of_another).prediction
+    assert (unsure.step_ns, unsure.high_ns) == (sure.step_ns, sure.high_ns)
+    assert unsure.low_ns == known.low_ns < sure.low_ns
 
 
 def test_a_plan_is_judged_by_runs_of_other_plans_however_often_it_ran() -> None:
