@@ -701,12 +701,14 @@ def report(
 ) -> Path:
     """Writes a report page for a browser.
 
-    Args: `chosen` is a plan or its file; an existing file at `path` is overwritten; `run` and `costs`, values or files,
-      add sections. `against` is another plan, or another run, to lie side by side with it.
+    Args: `chosen` is a plan, its file or the folder of a run of it, which is then shown too; an existing file at
+      `path` is overwritten; `run` and `costs`, values or files, add sections. `against` is another plan, or another run, to lie side by side with it.
     Returns: the path of the page.
     """
     from planner.notebook import SolvedPlan
 
+    if run is None and isinstance(chosen, str | Path) and Path(chosen).is_dir():
+        run = chosen
     ran = record(run) if isinstance(run, str | Path) else run
     found = _plan_of(chosen)
     known = None if costs is None else _profile_of(costs)

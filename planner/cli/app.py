@@ -74,7 +74,7 @@ class Tools:
 Json = Annotated[bool, typer.Option("--json", help="one JSON object on standard output")]
 Force = Annotated[bool, typer.Option("--force", help="overwrite what is there")]
 Out = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="where to write")]
-PlanFile = Annotated[Path, typer.Argument(help="a plan.yaml", metavar="PLAN")]
+PlanFile = Annotated[Path, typer.Argument(help="a plan.yaml, or a run of it", metavar="PLAN")]
 RunFolder = Annotated[Path, typer.Argument(help="a folder that launch made", metavar="RUN")]
 
 NAME = "shardwright"

@@ -198,7 +198,7 @@ def register_report(app: typer.Typer, record: Callable[[Path], RunRecord]) -> No
         path = output or Path(f"{plan.stem}-report.html")
         for written in filter(None, (path, trace)):
             files.refuse_overwrite(written, force)
-        chosen = right_plan(plan)
+        chosen, run = right_plan(plan), plan if run is None and plan.is_dir() else run
         costs = profiles.load(profile) if profile is not None else None
         ran = record(run) if run is not None else None
         if profiler and ran is None:

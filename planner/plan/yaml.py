@@ -18,10 +18,11 @@ _ONE_A_LINE = {"places": PLACE_COLUMNS, "orders": "one pipeline worker a line"}
 def load(path: Path | str) -> Plan:
     """Returns the plan in a file. Whether the plan is right is `verify`'s question.
 
-    Args: `path` is a file of a known version.
+    Args: `path` is a file of a known version, or the folder of a run of the plan.
     Raises: BadInput where the file is no plan, with line and what was allowed.
     """
-    return files.load(Plan, Path(path), version=PLAN_VERSION)
+    of_run = Path(path) / "plan.yaml"
+    return files.load(Plan, of_run if of_run.exists() else Path(path), version=PLAN_VERSION)
 
 
 def parse(text: str, *, name: str = "plan") -> Plan:

@@ -26,6 +26,15 @@ def test_what_ranks_compute_lies_within_the_actions_that_compute_it(
     told = [f"--profiler={file}" for file in files]
     page = f"--output={tmp_path / 'page.html'}"
     assert sw.run(["report", PLAN, str(run), *told, f"--trace={trace}", page]) == 0
+    by_folder = [
+        "report",
+        str(run),
+        f"--output={tmp_path / 'other.html'}",
+        f"--trace={tmp_path / 'other.json'}",
+    ]
+    assert sw.run(by_folder) == 0, "a run's folder stands for its plan and for the run"
+    assert "measured, rank 1" in (tmp_path / "other.json").read_text()
+    assert sw.run(["verify", str(run)]) == 0
     events = json.loads(trace.read_text())["traceEvents"]
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     for rank in (0, 1):
