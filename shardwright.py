@@ -249,24 +249,6 @@ def Workload(
     from runtime.data import live_workload
 
     place = Path(folder) if folder else Path(f"{type(model).__name__.lower()}.model")
-    if loss is None and batch is None and loader is not None and hasattr(model, "training_step"):
-        from runtime.bridges import loss_of, step_of
-
-        with step_of(model, loader) as (step, batches, made):
-            return Workload(
-                step,
-                loss=loss_of,
-                loader=batches,
-                optimizer=made if optimizer is None else optimizer,
-                lr_schedule=lr_schedule,
-                valid=valid,
-                metrics=metrics,
-                callbacks=callbacks,
-                dataset=dataset,
-                collate=collate,
-                sampler=sampler,
-                folder=place,
-            )
     loop = LiveLoop(
         optimizer=optimizer,  # type: ignore[arg-type]
         lr_schedule=lr_schedule,  # type: ignore[arg-type]
@@ -276,6 +258,12 @@ def Workload(
         metrics=metrics,
         callbacks=callbacks or {},
     )
+    if loss is None and batch is None and loader is not None and hasattr(model, "training_step"):
+        from runtime.bridges import loss_of, step_of
+
+        with step_of(model, loader) as (step, batches, made):
+            loop = replace(loop, optimizer=loop.optimizer or made, whole=True)  # type: ignore[arg-type]
+            return live_workload(step, None, loss_of, batches, loop, place, valid)
     return live_workload(model, batch, loss, loader, loop, place, valid)
 
 

@@ -48,6 +48,7 @@ class LiveLoop:
     lr_schedule: Callable[..., LRScheduler] | None = None
     dataset: str | None = None  # module:factory
     collate: str | None = None  # module:function
+    whole: bool = False  # the model takes the whole batch as its inputs
     sampler: str | None = None  # module:function
     metrics: Metrics | None = None
     valid_dataset: str | None = None  # module:factory
@@ -147,7 +148,7 @@ def recipe_of(loop: LiveLoop, module: nn.Module) -> dict[str, Json]:
 
     Raises: BadInput for what a name and settings cannot say, such as a schedule with a function of one's own.
     """
-    found: dict[str, Json] = {"dataset": loop.dataset, "collate": loop.collate}
+    found: dict[str, Json] = {"dataset": loop.dataset, "collate": loop.collate, "whole": loop.whole}
     found |= {"valid_dataset": loop.valid_dataset, "sampler": loop.sampler, **_callbacks(loop.callbacks)}
     _refuse_hooked(loop.optimizer)
     if isinstance(loop.optimizer, torch.optim.Optimizer):

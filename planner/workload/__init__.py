@@ -14,6 +14,7 @@ from planner.workload.model_folder import (
     VERSION,
     WEIGHTS,
     ModelFolder,
+    whole_batch,
 )
 from planner.workload.optimizers import (
     check_optimizer,
@@ -56,6 +57,7 @@ __all__ = [
     "shrunk",
     "spared",
     "where_raised",
+    "whole_batch",
     "whole_optimizer",
     "with_parts",
     "without_numbers",

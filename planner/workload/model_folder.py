@@ -176,19 +176,25 @@ class ModelFolder:
         first, recipe = samples[0], self.data["recipe"]
         if isinstance(first, ServedSample):
             return ServedSamples(first.address).joined(cast(list[ServedSample], samples))
-        if recipe.get("collate"):
-            return self._factory("collate")(samples)
-        if recipe["dataset"] == STORED and isinstance(first, int):
+        if recipe["dataset"] == STORED and isinstance(first, int) and not recipe.get("collate"):
             return self._rows(cast(list[int], samples))
         from torch.utils.data import default_collate
 
-        return default_collate(samples)
+        joined = self._factory("collate")(samples) if recipe.get("collate") else default_collate(samples)
+        return whole_batch(joined) if recipe.get("whole") else joined
 
     def _factory(self, role: str) -> Callable[..., object]:
         found = _attribute(self.data["recipe"][role], str(self.path))
         if not callable(found):
             raise BadInput(f"{role} is {kind_of(found)}", where=str(self.path), allowed="module:function")
         return found
+
+
+def whole_batch(batch: object) -> tuple[object, tuple[()]]:
+    """Returns a batch as the inputs of a model that takes all of it, with no targets."""
+    if isinstance(batch, Mapping):
+        return dict(batch), ()
+    return (tuple(batch) if isinstance(batch, (list, tuple)) else (batch,)), ()
 
 
 def imported(name: str, base: type, where: str) -> type:
@@ -211,7 +217,9 @@ def _attribute(name: str, where: str) -> object:
         return found
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise BadInput(
-            f"'{name}' cannot be imported: {error}", where=where, allowed="module:name, importable here"
+            f"'{name}' cannot be imported: {error}",
+            where=where,
+            allowed="module:name, importable in every process of the run; PYTHONPATH names folders to import from",
         ) from error
 
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from planner.errors import BadInput
-from planner.workload import seeded
+from planner.workload import seeded, whole_batch
 from runtime.bridges.prepared import Prepare, Prepared, TrainedStep
 
 GRADIENT_HOOKS = (
@@ -190,10 +190,7 @@ class Parts:
         self._collate = collate
 
     def __call__(self, samples: list[Any]) -> tuple[object, tuple[()]]:
-        batch = self._collate(samples)
-        if isinstance(batch, Mapping):
-            return dict(batch), ()
-        return (tuple(batch) if isinstance(batch, (list, tuple)) else (batch,)), ()
+        return whole_batch(self._collate(samples))
 
 
 class NoTrainer:

@@ -12,6 +12,8 @@ from typing import Final
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from planner.errors import BadInput
 from planner.spatial import COUNTS, CUBIC
@@ -61,22 +63,38 @@ def _along(local: Local, x: Tensor, dim: int, position: int) -> Tensor:
     runs = fetch.runs[local.place(fetch.axis)]
     base = runs[0].start
     if "nearest" in local.call.operation:
-        index = _nearest(local, x, dim, position)[low:high] - base
-        if int(index.min()) < 0 or int(index.max()) >= x.shape[dim]:
+        with _disable_current_modes():
+            index = _nearest(local, x, dim, position)[low:high] - base
+            least, most = int(index.min()), int(index.max())
+        if least < 0 or most >= x.shape[dim]:
             raise BadInput(
                 f"{local.call.operation} rounds to a row that its sizes do not give", where=local.call.where
             )
-        return x.index_select(dim, index.to(x.device))
+        return x.index_select(dim, _beside(x, index))
     size = local.call.tensor("input").shape[dim]
     total: Tensor | None = None
-    for tap, weight in _taps(local, x, low, high, dim, position):
-        index = (tap.clamp(0, size - 1) - base).clamp(0, x.shape[dim] - 1)
+    with _disable_current_modes():
+        taps = [
+            ((tap.clamp(0, size - 1) - base).clamp(0, x.shape[dim] - 1), weight)
+            for tap, weight in _taps(local, x, low, high, dim, position)
+        ]
+    for index, weight in taps:
         shape = [1] * x.dim()
         shape[dim] = -1
-        term = x.index_select(dim, index.to(x.device)) * weight.to(x).view(shape)
+        term = x.index_select(dim, _beside(x, index)) * _beside(x, weight).to(x.dtype).view(shape)
         total = term if total is None else total + term
     assert total is not None
     return total
+
+
+def _beside(x: Tensor, given: Tensor) -> Tensor:
+    """Returns rows or weights, which are numbers even where a layer is only counted, as `x` can be computed with them."""
+    return x.fake_mode.from_tensor(given) if isinstance(x, FakeTensor) else given.to(x.device)
+
+
+def _device(x: Tensor) -> torch.device:
+    """Returns where torch is asked: where it computes, or here where nothing is computed."""
+    return torch.device("cpu") if isinstance(x, FakeTensor) else x.device
 
 
 def _taps(
@@ -88,7 +106,7 @@ def _taps(
     factor = float(factors[position]) if factors else None  # type: ignore[index]
     kind = torch.float64 if x.dtype == torch.float64 else torch.float32
     corners = local.call.flag("align_corners")
-    found = _weights(cubic, size, made, corners, factor, kind, x.device)[:, low:high].cpu()
+    found = _weights(cubic, size, made, corners, factor, kind, _device(x))[:, low:high].cpu()
 
     def weight_of(rows: Tensor) -> Tensor:
         given = found.gather(0, rows.remainder(RESIDUES).unsqueeze(0)).squeeze(0)
@@ -149,7 +167,7 @@ def _nearest(local: Local, x: Tensor, dim: int, position: int) -> Tensor:
     exact = "_exact" in local.call.operation
     operation = (ATEN._upsample_nearest_exact1d if exact else ATEN.upsample_nearest1d).default
     kind = torch.float64 if x.dtype == torch.float64 or size > SINGLE else torch.float32
-    names = torch.arange(size, dtype=kind, device=x.device).view(1, 1, -1)
+    names = torch.arange(size, dtype=kind, device=_device(x)).view(1, 1, -1)
     scale = factors[position] if factors else None  # type: ignore[index]
     with torch.no_grad():
         rows: Tensor = operation(names, [made], scale)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,22 @@ def test_ten_steps_on_two_ranks_are_those_of_lightning_alone(tmp_path: Path) -> 
         torch.testing.assert_close(value, alone.state_dict()[name])
     evaluated = float(trainer.callback_metrics["valid_loss"])
     assert evaluated == pytest.approx(float(by_itself.callback_metrics["valid_loss"]), rel=1e-6)
+
+
+def test_a_module_trains_on_a_dataset_that_every_machine_makes_for_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = str(Path(__file__).parents[3])
+    monkeypatch.setenv("PYTHONPATH", here)  # of ranks, which import the dataset by its name
+    name = f"{__name__}:samples"
+    mine = sw.Workload(
+        Net(), loader=DataLoader(samples(), batch_size=8), dataset=name, folder=tmp_path / "net.model"
+    )
+    costs = sw.profile(mine, device="roofline:A100-80GB", micro=(4,), precision="fp32")
+    how: dict[str, Any] = {"schedule": ["1f1b"], "effort": "quick", "fix": {"data": 1, "pipeline": 2}}
+    plan = sw.plan(costs, CLUSTER, batch=8, **how)
+    run = sw.launch(plan, tmp_path / "run", steps=3, on="local").wait().check()
+    assert len(run.losses) == 3 and all(map(isfinite, run.losses.values()))
 
 
 def test_a_module_with_its_loader_is_a_workload_for_machines_that_are_not_here(tmp_path: Path) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor, nn
 
+import shardwright as sw
 from planner.cluster import Cluster, Link, Links, NodeGroup
 from planner.errors import BadInput, Infeasible
 from planner.measure import measure
@@ -25,6 +29,7 @@ from runtime.spatial import AloneShard
 from tests.draws import part
 from tests.pool import Pool
 from tests.runtime.compare import distance, expected, run
+from tests.runtime.spatial.cases import CASES, Case
 
 VOLUME = "tests/runtime/spatial/workloads/volume.py"
 NEAR = Link(latency_s=1e-6, bandwidth_bytes_per_s=1e11)
@@ -251,3 +256,46 @@ def test_a_sample_too_large_for_one_device_names_the_degree_that_fits() -> None:
     (memory,) = plan.prediction.memory
     assert 24.36 * 2**30 / 4 < memory.activations < 24.36 * 2**30 / 4 + 2**30
     assert memory.total <= memory.limit
+
+
+ALONE = [name for name, case in CASES.items() if len(case.channels) == 1 and not case.refused]
+RESIZED = [name for name in ALONE if name.startswith("interpolate")]
+
+
+class Behind(nn.Module):
+    """An operation of the table behind a convolution, so that what it reads comes in shards."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__()
+        made = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[case.dims]
+        self.before: nn.Module = made(case.channels[0], case.channels[0], 3, padding=1)
+        self.operation = case.build()
+
+    def forward(self, x: Tensor) -> object:
+        return self.operation(self.before(x))
+
+
+def squares(outputs: Tensor | tuple[Tensor, ...], _: object) -> Tensor:
+    parts = [outputs] if isinstance(outputs, Tensor) else outputs
+    return torch.stack([(each * each).mean() for each in parts if each.is_floating_point()]).sum()
+
+
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [(name, "roofline:A100-80GB") for name in [*part(ALONE, 6), *part(RESIZED, 2)]]
+    + [(name, "cpu") for name in part(RESIZED, 2)],
+)
+def test_what_runs_on_shards_is_profiled_too_or_refused(
+    name: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where the captured model is kept
+    case = CASES[name]
+    batch = torch.randn(2, case.channels[0], *(12, 10, 8)[: case.dims]), torch.zeros(2)
+    how = {"device": device, "micro": 2, "precision": "fp32", "spatial": [(2,)]}
+    try:
+        found = sw.profile(Behind(case), batch, squares, **how)  # type: ignore[arg-type]
+    except BadInput as refused:
+        assert re.search("on shards|micro-batch|parts of a sample", str(refused)), refused
+        assert name not in RESIZED
+    else:
+        assert any(key.split == (2,) for key in found.costs)
