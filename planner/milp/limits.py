@@ -129,10 +129,10 @@ class SearchProgress:
 
     @property
     def gap(self) -> float | None:
-        """Returns how much slower the best plan is than the bound, as a share; None while one of them is not known."""
+        """Returns the share of the step that a better plan could save at most; None while one of them is not known."""
         if self.best_ns is None or self.bound_ns is None:
             return None
-        return max(0.0, self.best_ns / max(self.bound_ns, 1) - 1)
+        return max(0.0, 1 - self.bound_ns / self.best_ns) if self.best_ns else 0.0
 
 
 class SearchWatch:
