@@ -690,7 +690,8 @@ def report(
     """Writes a report page for a browser.
 
     Args: `chosen` is a plan, its file or the folder of a run of it, which is then shown too; an existing file at
-      `path` is overwritten; `run` and `costs`, values or files, add sections. `against` is another plan, or another run, to lie side by side with it.
+      `path` is overwritten; `run` and `costs`, values or files, add sections. `against` is another plan, or another
+      run, to lie side by side with it.
     Returns: the path of the page.
     """
     from planner.notebook import SolvedPlan

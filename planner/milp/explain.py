@@ -224,7 +224,7 @@ def trivial(space: Instance) -> list[tuple[RivalKind, list[Configuration]]]:
         for shape in _shapes(space, replace(free, spatial=None, pipeline=1))
         if shape.grid and not (shape.then or shape.shared)
     ]
-    near = max((shape.devices for shape in cut), default=1)
+    widest = max((shape.devices for shape in cut), default=1)
     found: list[tuple[RivalKind, list[Configuration]]] = [
         ("data_parallel", [shape for shape in wide if shape.data == most]),
         ("equal_stages", [x for x in deep if x.devices == used]),
@@ -233,7 +233,7 @@ def trivial(space: Instance) -> list[tuple[RivalKind, list[Configuration]]]:
     if whole := [shape for shape in shared if shape.data == most]:
         found.insert(1, ("fsdp", whole))
     if cut:
-        found.append(("spatial", [x for x in cut if x.devices == near]))
+        found.append(("spatial", [x for x in cut if x.devices == widest]))
     return found
 
 
