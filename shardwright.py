@@ -484,15 +484,16 @@ def launch(
     *,
     steps: int = 10,
     seed: int = 0,
-    on: Literal["local", "slurm"] | None = None,
+    on: Literal["inline", "local", "slurm"] | None = None,
     options: Mapping[str, object] | None = None,
     **settings: object,
 ) -> Handle:
     """Launches a training by a plan and returns at once.
 
     Args: `chosen` is a plan or its file; `folder` is a new one, or that of a run to go on with; `steps` are of the
-      training and `seed` that of weights and samples. `on` is "local" or "slurm"; without it, SLURM is used where it answers. `options` are those of a
-      site file for SLURM, such as `{"partition": "gpu"}`. `settings` are fields of Job, such as `save_every`.
+      training and `seed` that of weights and samples. `on` is "local", "slurm" or "inline", which trains in this
+      process and returns when it is done; without it, SLURM is used where it answers. `options` are those of a site
+      file for SLURM, such as `{"partition": "gpu"}`. `settings` are fields of Job, such as `save_every`.
     Returns: a handle with `state`, `metrics()`, `logs(rank)`, `cancel()`, and `wait()` for losses and the
       Timeline. A local run ends with this process.
     Raises: BadInput and BadPlan for whatever can be known before the run starts.

@@ -17,6 +17,7 @@ from planner.cluster import cluster as clusters
 from planner.cluster import find
 from planner.files import write_whole
 from planner.milp import SearchState
+from planner.milp.search import search as searching
 from planner.plan import yaml as plan_yaml
 from planner.profile import yaml as profile_yaml
 from planner.show import proof
@@ -229,12 +230,12 @@ def test_a_plan_that_cannot_be_written_is_refused_before_anything_is_measured(
         assert f"{name}: {said}" in capsys.readouterr().err
 
 
-def pressing(monkeypatch: pytest.MonkeyPatch, place: type, name: str) -> None:
-    """Presses Ctrl-C whenever a part of the search begins."""
+def pressing(monkeypatch: pytest.MonkeyPatch, place: object, name: str, number: int = signal.SIGINT) -> None:
+    """Presses Ctrl-C, or sends another signal, whenever a part of the search begins."""
     before = getattr(place, name)
 
     def press(*given: object) -> object:
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(number)
         return before(*given)
 
     monkeypatch.setattr(place, name, press)
@@ -250,12 +251,12 @@ def test_ctrl_c_gives_the_best_so_far_and_says_so(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pressing(monkeypatch, SearchState, "prove")
+    pressing(monkeypatch, searching, "prove")
     before = signal.getsignal(signal.SIGINT)
     assert sw.run([*files, "--batch", "4", "-o", str(tmp_path / "p"), *more]) == 0
     assert signal.getsignal(signal.SIGINT) is before
     said = capsys.readouterr()
-    assert said.err.startswith("stopped by Ctrl-C: the answer is the best so far")
+    assert said.err.startswith("stopped: the answer is the best so far")
     assert more != ["--json"] or json.loads(said.out)["stopped"] is True
     assert more != ["--explain"] or "More memory: not looked into, since the search was stopped." in said.out
     written = [tmp_path / "p"] if (tmp_path / "p").is_file() else list((tmp_path / "p").iterdir())
@@ -298,7 +299,18 @@ def test_ctrl_c_at_five_random_moments_gives_a_valid_plan_with_an_honest_gap_or_
         assert found.certificate is not None and found.certificate.bound_ns <= best_ns
         assert found.prediction.step_ns >= best_ns
         if found.prediction.step_ns > best_ns:
-            assert said.startswith("stopped by Ctrl-C") and found.certificate.gap > 0
+            assert said.startswith("stopped:") and found.certificate.gap > 0
+
+
+def test_a_told_end_keeps_the_best_plan_as_ctrl_c_does(
+    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pressing(monkeypatch, searching, "prove", signal.SIGTERM)
+    before = signal.getsignal(signal.SIGTERM)
+    assert sw.run([*files, "--batch", "4", "-o", str(tmp_path / "p.yaml")]) == 0
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert capsys.readouterr().err.startswith("stopped: the answer is the best so far")
+    assert violations(plan_yaml.load(tmp_path / "p.yaml"), profile=COSTS, cluster=MACHINES) == []
 
 
 def test_a_second_ctrl_c_before_any_plan_says_that_there_is_none(
@@ -306,7 +318,7 @@ def test_a_second_ctrl_c_before_any_plan_says_that_there_is_none(
 ) -> None:
     pressing(monkeypatch, SearchState, "look")
     assert sw.run([*files, "--batch", "4", "-o", str(tmp_path / "p.yaml")]) == 130
-    assert capsys.readouterr().err == "error: stopped by Ctrl-C: nothing found yet\n"
+    assert capsys.readouterr().err == "error: stopped: nothing found yet\n"
     assert not (tmp_path / "p.yaml").exists()
 
 

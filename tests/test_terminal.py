@@ -246,7 +246,13 @@ def test_every_command_is_tried_or_named_here() -> None:
 def test_what_is_for_other_programs_is_the_same_in_any_terminal(
     words: list[str], place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    texts = {told(words, width, capsys, monkeypatch, FORCE_COLOR="1") for width in (None, 80, 200)}
+    """They read standard output alone; what is said beside it is for people."""
+    texts = set()
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    for width in (5000, 80, 200):
+        monkeypatch.setenv("COLUMNS", str(width))
+        sw.run(words)
+        texts.add(capsys.readouterr().out)
     assert len(texts) == 1 and "\x1b" not in texts.pop()
 
 
@@ -272,6 +278,12 @@ def test_what_is_listed_is_data_too(kind: str, capsys: pytest.CaptureFixture[str
     assert sw.run(["list", kind, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)[kind]
     assert rows and all(all(isinstance(value, str | int) for value in row.values()) for row in rows)
+
+
+def test_all_that_can_be_pinned_is_listed_with_an_example() -> None:
+    assert set(named.PINS) == set(PINS)
+    for key, (example, _) in named.PINS.items():
+        assert example.startswith(f"{key}=")
 
 
 @pytest.mark.parametrize("name", cluster_names())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from signal import SIGTERM
 from typing import TYPE_CHECKING
 
 import typer
@@ -90,7 +91,7 @@ def plan(given: PlanOptions, measure: Measure, observe: Observe) -> None:
     )
     answer = _one if goal.single else _front if goal.frontier else _sweep
     try:
-        with watch.stoppable(), line:
+        with watch.stoppable(SIGTERM), line:  # which `timeout` and batch systems send
             data, text = answer(question, goal, given)
     except KeyboardInterrupt:
         raise Interrupted(_ENDED if watch.stopped else "interrupted") from None
@@ -100,8 +101,8 @@ def plan(given: PlanOptions, measure: Measure, observe: Observe) -> None:
     given.out.result(data, lambda: text)
 
 
-_STOPPED = "stopped by Ctrl-C: the answer is the best so far, and its gap counts all that was not looked into"
-_ENDED = "stopped by Ctrl-C: nothing found yet"
+_STOPPED = "stopped: the answer is the best so far, and its gap counts all that was not looked into"
+_ENDED = "stopped: nothing found yet"
 
 
 def _goal(batch: str, devices: str | None, frontier: bool, shares: tuple[float, ...]) -> Goal:

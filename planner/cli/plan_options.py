@@ -62,7 +62,10 @@ class PlanOptions(WorkloadArguments, Baselined):
     ] = None
     fix: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help=f"pin a decision, such as pipeline=4; keys: {PIN_NAMES}"),
+        typer.Option(
+            metavar="KEY=VALUE",
+            help=f"pin a decision, such as pipeline=4 (`shardwright list pins`); keys: {PIN_NAMES}",
+        ),
     ] = None
     devices: Annotated[
         str | None, typer.Option(metavar="N|N,N", help="at most so many devices; several are compared")

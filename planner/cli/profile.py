@@ -287,11 +287,11 @@ def _measured(
 
 def list_names(
     kind: Annotated[
-        str, typer.Argument(metavar="KIND", help="devices, models, clusters, schedules or rules")
+        str, typer.Argument(metavar="KIND", help="devices, models, clusters, schedules, rules or pins")
     ],
     as_json: Json = False,
 ) -> None:
-    """List what has a name here: devices, models, clusters, families of schedules, or operations on shards."""
+    """List what has a name here: devices, models, clusters, schedules, operations on shards, or what --fix decides."""
     from planner import named
 
     rows = named.listed(kind)

@@ -188,17 +188,20 @@ def configuration_of(shape: Configuration) -> PlannedConfiguration:
 
 
 def parts_ns(posed: CutProblem, answer: Answer) -> dict[str, float]:
-    """What a step is made of: the work of the busiest worker, sums and messages of the critical path, and the rest."""
-    row, ns = posed.critical(answer.cut)
-    spans = posed.durations(answer.cut)
+    """What a step is made of: the work of the busiest worker, what it waits for, and the rest.
+
+    It waits for sums and messages of the critical path, as far as they do not overlap with its work.
+    """
+    (row, ns), spans = posed.critical(answer.cut), posed.durations(answer.cut)
     table = row.kinds * spans.kinds[0] / row.steps
     busiest = max(
         (_work(order, spans.kinds[0]) for order in posed.schedule.orders), key=lambda w: sum(w.values())
     )
     hops = float(row.hops.ravel()[spans.cells] @ spans.hop_ns[0]) / row.steps
-    waits = {"sums": float(table[SYNC].sum()), "messages": hops}
-    bubble = ns - sum(busiest.values()) - sum(waits.values())
-    return {**busiest, "bubble": max(0.0, bubble), **waits}
+    idle = max(0.0, ns - sum(busiest.values()))
+    sums = min(float(table[SYNC].sum()), idle)
+    messages = min(hops, idle - sums)
+    return {**busiest, "bubble": idle - sums - messages, "sums": sums, "messages": messages}
 
 
 def _work(order: Sequence[Action], took: IntArray) -> dict[str, int]:

@@ -51,6 +51,11 @@ SPARED_WORK = 0.1  # of the work allowed is for that
 HOPE = 1.2  # of the best answer so far: an even cut that takes more is not descended from
 GLANCES = 0.1  # of the work allowed is for those even cuts
 LOOKS = 0.85  # of the work allowed is spent by the end of first looks
+STALE = 0.1  # of it without a better plan is enough, where no look can move the bound
+CROWD = (
+    250  # open cuts with silent neighbours below all else: so many are not looked at, and their bound stays
+)
+UNMOVED = 16  # looks at cuts with silent neighbours that move no bound: then the bound stays
 STAGEWISE_CELLS = 2_000_000  # stages times pairs of boundaries, up to which cuts are bounded stage by stage
 STAGEWISE_NEAR = 0.02  # of what is asked: how close such a bound comes to what it could be
 NEAR = 0.047  # of the best answer: all bounds come so near to it before any comes nearer
@@ -196,17 +201,21 @@ class SearchWatch:
             self.end()
 
     @contextmanager
-    def stoppable(self) -> Iterator[None]:
-        """Takes Ctrl-C while it is entered; other threads than the main one never get it."""
+    def stoppable(self, *others: signal.Signals) -> Iterator[None]:
+        """Takes Ctrl-C while it is entered; other threads than the main one never get it.
+
+        Args: `others` are signals that end the search as Ctrl-C does.
+        """
         self.stopped = self.answered = False
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = signal.signal(signal.SIGINT, self._interrupt)
+        before = {number: signal.signal(number, self._interrupt) for number in (signal.SIGINT, *others)}
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         again, self.stopped = self.stopped, True

@@ -179,7 +179,7 @@ class Problems:
             available_bytes=problem.available_bytes,
             prefix_ns=prefix[row].copy(),
             launch_ns=int(launch[row]),
-            moments=plain.moments,
+            plain=plain,
             by_layer=by_layer,
         )
         prefix[row], launch[row] = 0, 0

@@ -217,7 +217,7 @@ def _missing(search: SearchState, effort: Effort) -> str:
         with effort.watch.searching():
             return infeasible.report(search.instance, search.queue, search.look, _fits)
     except KeyboardInterrupt:
-        return "no plan fits; stopped by Ctrl-C before it was known what is missing"
+        return "no plan fits; stopped before it was known what is missing"
 
 
 def solve_or_none(instance: Instance, effort: Effort | None = None) -> Plan | None:

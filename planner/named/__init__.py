@@ -4,9 +4,10 @@ In: a kind of name. Out: rows with what each name stands for. Nothing is importe
 Start reading in `names.py`.
 """
 
-from planner.named.names import KINDS, listed
+from planner.named.names import KINDS, PINS, listed
 
 __all__ = [
     "KINDS",
+    "PINS",
     "listed",
 ]

@@ -1,4 +1,4 @@
-"""What has a name here, as rows for `shardwright list`: devices, models, clusters, families of schedules, rules."""
+"""What has a name here, as rows for `shardwright list`: devices, models, clusters, schedules, rules, and what is pinned."""
 
 from __future__ import annotations
 
@@ -12,6 +12,32 @@ from planner.spatial import RULES
 from planner.units import format_bytes
 
 Rows = list[dict[str, object]]
+PINS: Mapping[str, tuple[str, str]] = {  # key: an example or all values, and what is decided by it
+    "data": ("data=8", "replicas of the model"),
+    "pipeline": ("pipeline=4", "workers of a replica, each with its stages"),
+    "schedule": ("schedule=1f1b", "the family of orders (`shardwright list schedules`)"),
+    "pairs": ("pairs=1", "pairs of opposite pipelines (chimera)"),
+    "chunks": ("chunks=2", "stages a worker (interleaved), or parts of its one stage (overlap)"),
+    "cuts": ("cuts=h.4,h.8", "layers that open a stage, by name or number"),
+    "stages": ("stages=[[a,b],[c]]", "layers of every stage; in Python"),
+    "micro": ("micro=2", "samples of a micro-batch"),
+    "devices": ("devices=16", "devices that are used at most"),
+    "recompute": (
+        "recompute=true|false",
+        "whether stages compute their forward again in place of keeping it",
+    ),
+    "shard": ("shard=none|state|gradients|parameters:8", "what replicas share of a stage, and how many do"),
+    "sums": ("sums='rings 2'", "how gradients of replicas are summed"),
+    "update": ("update=barrier|rolling", "whether a step ends for all before the next one starts"),
+    "weights": ("weights=same|bf16", "the type in which weights are held"),
+    "ema": ("ema=true|false", "room for averages of the weights"),
+    "out_of_order": ("out_of_order=true|false", "whether the orders of `overlap` are tried"),
+    "spatial": ("spatial=2x2", "parts of a sample along its dimensions, each on a rank; 1: whole samples"),
+    "gather": ("gather=LAYER|end|none", "before which layer parts of a sample are gathered"),
+    "regrid": ("regrid=LAYER:2x1|LAYER:samples|none", "from which layer on samples lie in other parts"),
+    "group": ("group=4|2x2", "ranks that have tensors in parts"),
+    "cut": ("cut=blocks.*.attention:heads|FILE|any", "which tensors the group has in parts"),
+}
 
 
 def listed(kind: str) -> Rows:
@@ -67,6 +93,10 @@ def _schedules() -> Rows:
     return [{"family": name, "what it is": family.about} for name, family in FAMILIES.items()]
 
 
+def _pins() -> Rows:
+    return [{"--fix": example, "what it decides": about} for example, about in PINS.values()]
+
+
 def _rules() -> Rows:
     by_rule: dict[str, list[str]] = {}
     for operation, rule in RULES.items():
@@ -82,4 +112,5 @@ KINDS: Mapping[str, Callable[[], Rows]] = {
     "clusters": _clusters,
     "schedules": _schedules,
     "rules": _rules,
+    "pins": _pins,
 }

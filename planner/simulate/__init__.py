@@ -14,6 +14,7 @@ from planner.simulate.peaks import (
     SQUARED_ELEMENTS,
     live_counts,
     memory_rows,
+    part_rows,
     peaks,
     undominated,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "makespans",
     "memory_rows",
     "node_ends",
+    "part_rows",
     "peaks",
     "period",
     "period_of_plan",

@@ -7,7 +7,6 @@ from dataclasses import dataclass, fields
 from operator import attrgetter
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.arrays import IntArray
 from planner.schedule import Action, Schedule
@@ -15,6 +14,9 @@ from planner.simulate.lifetimes import PARTS, Spans, StageBytes, lifetimes
 
 # gradients whose squares are added up at a time, for the norm of a step, and bytes that one of them takes meanwhile
 SQUARED_ELEMENTS, SQUARE_BYTES = 2**20, 8
+_TELLING = (
+    4  # counts of a row that are looked at first, those furthest above the usual: few rows have as many
+)
 _PARTS_OF = attrgetter(*(part.name for part in fields(StageBytes)))
 
 
@@ -25,11 +27,39 @@ def live_counts(own: Spans, stages: int) -> IntArray:
 
     Returns: [position, stage, part] counts, parts as in StageBytes.
     """
-    change: NDArray[np.int64] = np.zeros((own.moments + 1, stages, PARTS), np.int64)
-    np.add.at(change, (own.start, own.stage, own.part), 1)
-    np.add.at(change, (own.end, own.stage, own.part), -1)
-    counts: IntArray = change.cumsum(0)[:-1:2]
-    return counts
+    return _spread_out(*_alive(own), stages)
+
+
+def part_rows(spans: Sequence[Spans]) -> tuple[IntArray, ...]:
+    """Finds the moments that can be a worker's peak where all stages take as much; far fewer than `memory_rows`.
+
+    Args: `spans` are those of each worker.
+    Returns: one [row, part] array a worker of counts over its stages together.
+    """
+    found: list[IntArray] = []
+    for own in spans:
+        counts = _change(own, own.part, PARTS).cumsum(0)[:-1:2]
+        found.append(undominated(counts))
+    return tuple(found)
+
+
+def _change(own: Spans, column: IntArray, columns: int) -> IntArray:
+    change: IntArray = np.zeros((own.moments + 1, columns), np.int64)
+    np.add.at(change, (own.start, column), 1)
+    np.add.at(change, (own.end, column), -1)
+    return change
+
+
+def _alive(own: Spans) -> tuple[IntArray, IntArray]:
+    """Returns which of stages times parts are ever alive on a worker, and how many of each, [position, of those]."""
+    used, column = np.unique(own.stage * PARTS + own.part, return_inverse=True)
+    return used, _change(own, column.reshape(-1), len(used)).cumsum(0)[:-1:2]
+
+
+def _spread_out(used: IntArray, counts: IntArray, stages: int) -> IntArray:
+    rows: IntArray = np.zeros((len(counts), stages * PARTS), np.int64)
+    rows[:, used] = counts
+    return rows.reshape(-1, stages, PARTS)
 
 
 def weights(memory: Sequence[StageBytes]) -> IntArray:
@@ -82,29 +112,51 @@ def peaks(schedule: Schedule, memory: Sequence[StageBytes]) -> tuple[Peak, ...]:
     return tuple(found)
 
 
-def memory_rows(schedule: Schedule) -> tuple[IntArray, ...]:
+def memory_rows(spans: Sequence[Spans], stages: int) -> tuple[IntArray, ...]:
     """Finds the moments of every worker that can be its peak for some sizes.
 
     For any bytes, `peak = max over rows of counts * bytes`.
 
+    Args: `spans` are those of each worker.
     Returns: one [row, stage, part] array a worker, whose rows are distinct and none covered by another.
     """
-    return tuple(undominated(live_counts(own, schedule.stages)) for own in lifetimes(schedule))
+    alive = map(_alive, spans)
+    return tuple(_spread_out(used, undominated(counts), stages) for used, counts in alive)
 
 
 def undominated(counts: IntArray) -> IntArray:
     """Drops repeated rows of counts, and rows that another row covers.
 
-    Args: `counts` is [row, ...]; what follows the first axis is compared as a whole.
+    Args: `counts` is [row, ...], none below 0; what follows the first axis is compared as a whole.
+    Returns: the rows by falling sums, and equal sums by falling counts.
     """
     every = counts.reshape(len(counts), -1)
     used = every.any(0)
-    flat = np.unique(every[:, used], axis=0)
+    flat = _distinct(every[:, used])
     flat = flat[flat.sum(1).argsort(kind="stable")[::-1]]
-    kept = flat[:0]
-    for row in flat:  # a moment is covered only by one of a larger sum
-        if not (kept >= row).all(1).any():
-            kept = np.vstack([kept, row])
+    telling = np.argsort(flat.mean(0) - flat, axis=1)[:, :_TELLING] if flat.size else flat[:, :0]
+    columns: IntArray = np.zeros(flat.shape[::-1], np.int64)  # of the rows that are kept
+    kept: list[int] = []
+    for number, row in enumerate(flat):  # a moment is covered only by one of a larger sum
+        over: IntArray = np.arange(len(kept))
+        for column in telling[number]:
+            over = over[columns[column, over] >= row[column]]
+        if not len(over) or not (columns[:, over] >= row[:, None]).all(0).any():
+            columns[:, len(kept)] = row
+            kept.append(number)
     rows: IntArray = np.zeros((len(kept), every.shape[1]), np.int64)
-    rows[:, used] = kept
+    rows[:, used] = flat[kept]
     return rows.reshape(-1, *counts.shape[1:])
+
+
+def _distinct(rows: IntArray) -> IntArray:
+    """Returns distinct rows in rising order; some that the row after them covers are left out."""
+    if not rows.size:
+        return rows[:1]
+    rows = rows[np.append((rows[1:] < rows[:-1]).any(1), True)]
+    kind = (
+        np.dtype(">u2") if rows.max() < 2**16 else np.dtype(">u8")
+    )  # whose bytes are ordered as the numbers
+    texts = np.ascontiguousarray(rows.astype(kind)).view((np.void, kind.itemsize * rows.shape[1]))
+    found: IntArray = rows[np.unique(texts.ravel(), return_index=True)[1]]
+    return found

@@ -73,7 +73,7 @@ def launch(given: LaunchOptions) -> None:
         return
     refuse_without_islands(given)
     if given.prepare:
-        _prepared(given, chosen, folder, settings)
+        _prepared(given, chosen, folder, settings, backend)
         return
     if backend == "slurm":
         _as_a_job(given, chosen, folder, settings)
@@ -169,15 +169,22 @@ def _printed(given: LaunchOptions, plan: Plan, folder: Path) -> None:
     given.out.file({"form": how, "text": text}, text.rstrip("\n"))
 
 
-def _prepared(given: LaunchOptions, plan: Plan, folder: Path, settings: dict[str, Any]) -> None:
+def _prepared(
+    given: LaunchOptions, plan: Plan, folder: Path, settings: dict[str, Any], backend: Backend
+) -> None:
     """Makes the run folder with all that its ranks read, for ranks that somebody else starts."""
     from runtime import slurm
-    from runtime.runfolder import release
+    from runtime.runfolder import release, write_whole
     from runtime.train import Model, job_of, prepare
 
-    paths, _ = prepare(Model.of(plan), folder, job_of(plan, given.steps, settings), slurm.refuse)
-    release(paths)
+    job = job_of(plan, given.steps, settings)
+    paths, _ = prepare(Model.of(plan), folder, job, slurm.refuse)
     start = f"torchrun ... -m runtime.slurm.task {folder}"
+    if backend == "slurm":
+        asked = slurm.request(plan, given.plan.stem, folder, job, None)
+        write_whole(paths.script, slurm.text(asked, given.job.over_site(given.restarts)))
+        start = f"sbatch {paths.script}"
+    release(paths)
     given.out.result(
         {"run": str(folder), "state": "prepared"}, lambda: f"prepared in {folder}; ranks start by `{start}`"
     )

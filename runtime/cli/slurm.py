@@ -119,6 +119,8 @@ def dry_run(
     for warning in slurm.container_warnings(request, options):
         out.note(f"warning: {warning}")
     if not ask:
+        if not folder.exists():
+            out.note(f"{folder} is not made yet: with --prepare, launch makes it with this script and queues nothing")
         out.file({"script": text}, text.rstrip("\n"))
         return
     said = slurm.test_only(request, options)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from planner.workload import Workload
     from runtime.train import Model
 
-Where = Literal["local", "slurm"]
+Where = Literal["inline", "local", "slurm"]
 _OF_A_PLAN = ("steps", "deadline_s", "generation")  # of a job, which a new plan has anew
 HEADS = ("step", "loss", "seconds", "samples_per_second", "learning_rate", "gradient_norm")
 
@@ -149,9 +149,8 @@ def launch(
 ) -> Handle:
     """Launches a training by a plan and returns at once.
 
-    Args: `on` is "local" or "slurm"; without it, SLURM is used where it answers or `options` are given.
-      `options` are those of a site file for SLURM; `settings` are fields of Job; `folder` is a new one below
-      `runs/` by default.
+    Args: `on` is "local", "slurm" or "inline" (in this process, done at return); without it, SLURM is used where it
+      answers or `options` are given, those of a site file. `settings` are fields of Job; `folder` is new by default.
     Raises: BadInput and BadPlan for whatever can be known before the run starts.
     Example: `launch(plan, steps=1000, on="slurm", options={"partition": "gpu"})`
     """
@@ -162,8 +161,12 @@ def launch(
     if chosen == "slurm":
         wanted = slurm.over(slurm.load(), options or {})
         return launch_slurm(plan, where, steps=steps, name=name, options=wanted, **settings)  # type: ignore[arg-type]
-    if chosen != "local" or options:
-        raise BadInput(f"on={chosen!r}", where="launch", allowed="'local', or 'slurm', which options are for")
+    if chosen not in ("inline", "local") or options:
+        allowed = "'inline', 'local', or 'slurm', which options are for"
+        raise BadInput(f"on={chosen!r}", where="launch", allowed=allowed)
+    if chosen == "inline":
+        launch_inline(plan, where, steps=steps, **settings)  # type: ignore[arg-type]
+        return handle_of(where)
     return launch_local(plan, where, steps=steps, **settings)  # type: ignore[arg-type]
 
 
@@ -193,7 +196,7 @@ def launch_local(
 ) -> Handle:
     """Launches a run with every rank as a process of this machine, and returns at once.
 
-    Args: a `detach`ed run goes on after this process; `settings` are fields of Job.
+    Args: a `detach`ed run goes on after this process.
     Raises: BadInput and BadPlan for whatever can be known before the run starts.
     """
     backend = local.start(
@@ -269,10 +272,9 @@ def go_on(
 
 
 def handle_of(folder: Path) -> Handle:
-    """Returns a run that was launched before, wherever it goes on.
+    """Returns the run of this folder, wherever it goes on.
 
-    Args: `folder` is its run folder.
-    Raises: BadInput where it is none.
+    Raises: BadInput where it is no run folder.
     """
     paths = runfolder.open_run(folder)
     return Handle(paths, len(plans.load(paths.plan).places), status.backend_of(paths))
@@ -281,11 +283,7 @@ def handle_of(folder: Path) -> Handle:
 def launch_inline(
     plan: Plan, folder: Path | str, *, steps: int, workload: Workload | None = None, **settings: object
 ) -> Result:
-    """Trains the whole plan in this process, and returns when it is done.
-
-    Args: `settings` are fields of Job.
-    Returns: losses by step and Timeline.
-    """
+    """Trains the whole plan in this process, with `settings` of a Job, and returns losses and Timeline when it is done."""
     from runtime.train import train_inline
 
     return train_inline(plan, folder, steps=steps, workload=workload, refuse=slurm.refuse, **settings)

@@ -37,7 +37,8 @@ def call(*command: str, folder: Path | None = None) -> Said:
     Raises: BadInput where the program is not here; SlurmError where it does not answer within a minute.
     """
     if shutil.which(command[0]) is None:
-        raise BadInput(f"there is no {command[0]} here", where="SLURM", allowed="a login node, or --local")
+        allowed = "a login node; --local; or --dry-run, which prints the batch script anywhere"
+        raise BadInput(f"this machine has none (no {command[0]})", where="SLURM", allowed=allowed)
     try:
         done = subprocess.run(
             command,

@@ -12,7 +12,7 @@ from planner.milp import limits
 from planner.milp.pins import Update
 from planner.plan import Hop
 from planner.schedule import Kind, Schedule
-from planner.simulate import Compiled, compile, memory_rows
+from planner.simulate import Compiled, Spans, compile, lifetimes, memory_rows, part_rows
 
 _NEAR = 1 / 8  # of the stages: a message so far that one cut has, another will have from the next stage on
 
@@ -55,7 +55,16 @@ class Order:
     @cached_property
     def moments(self) -> tuple[IntArray, ...]:
         """Returns what is alive at the moments that can be a worker's peak: for each worker [moment, stage, part]."""
-        return memory_rows(self.schedule)
+        return memory_rows(self._spans, self.schedule.stages)
+
+    @cached_property
+    def part_moments(self) -> tuple[IntArray, ...]:
+        """Returns the same of a worker's stages together: for each worker [moment, part]."""
+        return part_rows(self._spans)
+
+    @cached_property
+    def _spans(self) -> tuple[Spans, ...]:
+        return lifetimes(self.schedule)
 
     @cached_property
     def owes(self) -> bool:

@@ -105,6 +105,10 @@ class RecomputeProblem(CutProblem):
     def moments(self) -> tuple[IntArray, ...]:
         return self.choices.least
 
+    @property
+    def part_moments(self) -> tuple[IntArray, ...]:
+        return tuple(undominated(rows.sum(1)) for rows in self.moments)
+
     def pointed(self, cut: IntArray, flag: int) -> IntArray:
         return np.concatenate([cut, np.full(self.stages, flag, np.int64)])
 

@@ -40,7 +40,7 @@ class LeastRecompute:
     available_bytes: IntArray  # [worker]
     prefix_ns: IntArray  # [stage, layers + 1], of recomputing
     launch_ns: int
-    moments: tuple[IntArray, ...]  # a worker, as in `Order`, where nothing is recomputed
+    plain: Order  # where nothing is recomputed
     by_layer: bool = False  # whether a stage may recompute some of its layers
 
     def redone_ns(self, stage: int, low: IntArray, high: IntArray) -> IntArray:
@@ -112,7 +112,7 @@ class LeastRecompute:
         Args: `fixed` and `moving` ([..., part]) are the bytes of the stage, throughout and of one micro-batch.
         """
         (worker,) = np.flatnonzero(self.hosted[:, stage])
-        counts = np.unique(self.moments[worker][:, stage], axis=0)
+        counts = np.unique(self.plain.moments[worker][:, stage], axis=0)
         peak: IntArray = np.stack([moving @ row for row in counts]).max(0)
         lacks: IntArray = fixed + peak - self.available_bytes[worker]
         return lacks

@@ -71,6 +71,10 @@ class StageCosts(Sizes):
     def moments(self) -> tuple[IntArray, ...]:
         return self.order.moments
 
+    @property
+    def part_moments(self) -> tuple[IntArray, ...]:
+        return self.order.part_moments
+
     def pointed(self, cut: IntArray, flag: int) -> IntArray:
         """Returns the point of a cut, with the same flag for every stage where stages have one."""
         return cut
@@ -144,7 +148,7 @@ class StageCosts(Sizes):
     @cached_property
     def _plain_counts(self) -> list[FloatArray]:
         assert self.least is not None
-        return counted(self.least.moments, self.hosted)
+        return counted(self.least.plain.moments, self.hosted)
 
     def again_ns(self, stage: int, begins: IntArray, ends: IntArray) -> IntArray:
         """Returns the time of recomputing where only some stages do, over two rows of boundaries.

@@ -148,7 +148,7 @@ def most_bytes(problem: CutProblem) -> IntArray:
     Returns: one upper bound a worker.
     """
     fixed = int(problem.fixed_grid.max())
-    peaks = [int((rows.sum(1) @ problem.most_moving).max()) for rows in problem.moments]
+    peaks = [int((rows @ problem.most_moving).max()) for rows in problem.part_moments]
     total: IntArray = np.array(peaks) + fixed * problem.hosted.sum(1)
     return total
 

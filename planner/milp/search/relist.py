@@ -101,7 +101,7 @@ class Waiting:
         configuration, variants with less memory join the queue; elsewhere, variants with faster updates.
         """
         self.bring_near()
-        while self.heap and self.heap[0][0] <= self.state.limit - 1 and not self._enough():
+        while self.heap and self.heap[0][0] <= self.state.limit - 1 and not self._enough(self.heap[0][0]):
             self.now, number = heapq.heappop(self.heap)
             if self.every[number] not in self.done:
                 self.examine(self.every[number])
@@ -135,11 +135,12 @@ class Waiting:
             if shape not in self.done:
                 self.state.leave(self.state.promise_ns(shape))
 
-    def _enough(self) -> bool:
+    def _enough(self, least: float) -> bool:
         if not self.state.effort.proves and self.state.limit < UNFIT_NS:
             return True
         spent = self.state.instance.meter.spent_ns
-        return self.state.limit < UNFIT_NS and spent > limits.LOOKS * self.state.effort.work_ns
+        most = limits.LOOKS * self.state.effort.work_ns
+        return self.state.limit < UNFIT_NS and (spent > most or self.state.stale(least))
 
 
 def spare(state: SearchState) -> None:

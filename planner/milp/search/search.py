@@ -23,7 +23,7 @@ from planner.milp.proof.boxes import ROUNDING, Box
 from planner.milp.proof.prove import ConfigurationProof, ConfigurationState
 from planner.milp.proof.separable import SeparableRows
 from planner.milp.search import pick, relist
-from planner.milp.search.descent import UNFIT_NS, Answer
+from planner.milp.search.descent import UNFIT_NS, Answer, descend
 from planner.milp.search.relist import Waiting
 from planner.milp.search.state import SearchState
 
@@ -90,7 +90,7 @@ def _run(state: SearchState, waiting: Waiting, configurations: list[Configuratio
         _grow(state, waiting)
         waiting.work_through()
     if state.effort.proves:
-        state.prove()
+        prove(state)
         solve_program(state)
         state.stage = "proved"
 
@@ -152,6 +152,43 @@ def _grow(state: SearchState, waiting: Waiting) -> int:
     for shape in entered:
         waiting.add(shape)
     return state.limit
+
+
+def prove(state: SearchState) -> None:
+    """Continues open proofs: those without flags first, and cuts in which some neighbours do not talk before flags."""
+    _polish(state)
+    meter, most, nodes = state.instance.meter, state.effort.work_ns, state.effort.nodes
+    talking = [tried for tried in state.open if not tried.problem.silent]
+    plain = [tried for tried in talking if not tried.problem.flagged]
+    if len(plain) < len(talking):  # what is known without flags refutes most of what has them
+        state.take_further(plain, nodes, meter.spent_ns + limits.PLAIN * (most - meter.spent_ns))
+    state.take_further(talking, nodes, most)
+    small = state.instance.layers <= limits.SMALL_LAYERS  # else silent cuts have a share of the work
+    _prove_silent(state, most if small else meter.spent_ns + limits.SILENT * most)
+    state.open = [tried for tried in state.open if state.is_left(tried)]
+    flagged = [x for x in state.open if x.problem.flagged and (small or not x.problem.silent)]
+    state.take_further(flagged, limits.CHOICES * nodes, most)
+    state.open = [tried for tried in state.open if state.is_left(tried)]
+
+
+def _polish(state: SearchState) -> None:
+    """Runs descents from the best cuts of the first looks: a better answer refutes more than any bound."""
+    met = [(tried.answer.ns, tried.shape, tried) for tried in state.open if tried.answer and tried.closing]
+    for _, _, tried in sorted(met, key=lambda entry: entry[:2])[: limits.POLISHED]:
+        spans = state.instance.windows(tried.problem)
+        if spans is not None and tried.answer is not None:
+            state.take(tried, descend(tried.problem, *spans, tried.answer.cut))
+
+
+def _prove_silent(state: SearchState, most: float) -> None:
+    """Proves cuts in which some neighbours do not talk, until the meter shows `most` or no bound moves any more."""
+    looked: list[ConfigurationState] = []
+    unmoved = 0
+    for tried in state.silent():
+        if state.instance.meter.spent_ns < most and unmoved < limits.UNMOVED:
+            unmoved = 0 if state.look_closer(tried) else unmoved + 1
+            looked.append(tried)
+    state.take_further(looked, state.effort.nodes, most)
 
 
 def solve_program(state: SearchState) -> None:

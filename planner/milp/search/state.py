@@ -49,6 +49,10 @@ class SearchState:
     near: dict[Configuration, float] = field(default_factory=dict)  # bounds by a glance
     staged: dict[Configuration, float] = field(default_factory=dict)  # bounds stage by stage
     rows: Rows = field(default_factory=dict)  # of orders that several shapes have
+    found_ns: float = 0.0  # what the meter showed when the best plan was found
+    stuck: ConfigurationState | None = (
+        None  # with silent neighbours: nothing moves its bound, the least of all
+    )
     follow: Callable[[], None] = lambda: None  # tells whoever watches
 
     def __post_init__(self) -> None:
@@ -105,7 +109,7 @@ class SearchState:
             if tried.problem.silent is not None:
                 self.take(self.tried[tried.shape], answer)
             elif answer.ns < self.limit:
-                self.best = tried
+                self.best, self.found_ns = tried, self.instance.meter.spent_ns
 
     def _decided(self, problem: RecomputeProblem, answer: Answer) -> tuple[ConfigurationState, Answer]:
         """Returns the configuration in which just the stages recompute that do in this answer."""
@@ -182,40 +186,45 @@ class SearchState:
         totals = self._totals(tried, talking=tried.closing.problem.chained)
         tried.bound_ns = max(tried.closing.bound_ns, totals)
 
-    def prove(self) -> None:
-        """Continues open proofs, a few boxes each, the lowest bound first; stops at the least bound in `left`."""
-        self._polish()
-        meter, most, nodes = self.instance.meter, self.effort.work_ns, self.effort.nodes
-        talking = [tried for tried in self.open if not tried.problem.silent]
-        plain = [tried for tried in talking if not tried.problem.flagged]
-        if len(plain) < len(talking):  # what is known without flags refutes most of what has them
-            self._take_further(plain, nodes, meter.spent_ns + limits.PLAIN * (most - meter.spent_ns))
-        self._take_further(talking, nodes, most)
-        small = self.instance.layers <= limits.SMALL_LAYERS  # else silent cuts have a share of the work
-        self._prove_silent(most if small else meter.spent_ns + limits.SILENT * most)
-        self.open = [tried for tried in self.open if self._left(tried)]
-        flagged = [x for x in self.open if x.problem.flagged and (small or not x.problem.silent)]
-        self._take_further(flagged, limits.CHOICES * nodes, most)
-        self.open = [tried for tried in self.open if self._left(tried)]
-
     def prove_alone(self, given: list[ConfigurationState]) -> bool:
         """Continues a few proofs, as far as they may go alone; returns whether none of them is left open."""
         most = min(self.effort.work_ns, self.instance.meter.spent_ns + limits.ALONE_NS)
-        self._take_further(given, self.effort.nodes, most)
-        return not any(map(self._left, given))
+        self.take_further(given, self.effort.nodes, most)
+        return not any(map(self.is_left, given))
 
-    def _prove_silent(self, most: float) -> None:
-        """Proves cuts in which some neighbours do not talk, until the meter shows `most`."""
-        silent = [tried for tried in self.open if tried.problem.silent and tried.bound_ns < self.limit]
-        for tried in sorted(silent, key=lambda x: (x.bound_ns, x.shape, x.problem.silent or 0)):
-            if self.instance.meter.spent_ns < most and tried.closing is not None:
-                self._look_at(tried, tried.problem, tried.closing.spans, None)
-        self._take_further(silent, self.effort.nodes, most)
+    def silent(self) -> list[ConfigurationState]:
+        """Returns open cuts in which some neighbours do not talk, the lowest bound first."""
+        found = [tried for tried in self.open if tried.problem.silent and tried.bound_ns < self.limit]
+        return sorted(found, key=lambda x: (x.bound_ns, x.shape, x.problem.silent or 0))
 
-    def _take_further(self, given: list[ConfigurationState], nodes: int, work_ns: float) -> None:
+    def look_closer(self, tried: ConfigurationState) -> bool:
+        """Looks at cuts in which some neighbours do not talk; returns whether that moves their bound."""
+        before, closing = tried.bound_ns, tried.closing
+        if closing is not None:
+            self._look_at(tried, tried.problem, closing.spans, None)
+        return tried.bound_ns > before or not self.is_left(tried)
+
+    def stale(self, least: float) -> bool:
+        """Returns whether to look into nothing more: no better plan was found for long, and the bound stays.
+
+        Args: all that was not looked into has this bound, or more.
+        """
+        if (
+            self.best is None
+            or self.instance.meter.spent_ns < self.found_ns + limits.STALE * self.effort.work_ns
+        ):
+            return False
+        below = min(int(np.ceil(least)), self.limit - 1)
+        return (
+            sum(each.problem.silent is not None and each.bound_ns <= below for each in self.open)
+            > limits.CROWD
+        )
+
+    def take_further(self, given: list[ConfigurationState], nodes: int, work_ns: float) -> None:
+        """Continues open proofs, a few boxes each, the lowest bound first; stops at the least bound in `left`."""
         meter, least, boxes = self.instance.meter, min(self.left, default=UNFIT_NS), limits.BOXES
         while boxes <= nodes and meter.spent_ns < work_ns:
-            lowest = [tried for tried in given if tried.bound_ns < least and self._left(tried)]
+            lowest = [tried for tried in given if tried.bound_ns < least and self.is_left(tried)]
             if not lowest:
                 return
             # Flags to be chosen come last: what is known of the others refutes most of them.
@@ -226,15 +235,7 @@ class SearchState:
                     self._prove(tried, max(1, boxes // tried.shape.stages), work_ns)
             boxes *= 4
 
-    def _polish(self) -> None:
-        """Runs descents from the best cuts of the first looks: a better answer refutes more than any bound."""
-        met = [(tried.answer.ns, tried.shape, tried) for tried in self.open if tried.answer and tried.closing]
-        for _, _, tried in sorted(met, key=lambda entry: entry[:2])[: limits.POLISHED]:
-            spans = self.instance.windows(tried.problem)
-            if spans is not None and tried.answer is not None:
-                self.take(tried, descend(tried.problem, *spans, tried.answer.cut))
-
-    def _left(self, tried: ConfigurationState) -> bool:
+    def is_left(self, tried: ConfigurationState) -> bool:
         return tried.closing is not None and tried.closing.open and tried.bound_ns < self.limit
 
     def _prove(self, tried: ConfigurationState, boxes: int, work_ns: float) -> None:
@@ -243,7 +244,7 @@ class SearchState:
         tried.closing.prove(tried.answer, self.limit, boxes, work_ns)
         self._learn(tried)
         root = tried.closing.root
-        if fresh and root is not None and self._left(tried):
+        if fresh and root is not None and self.is_left(tried):
             if tried.problem.silent is None:
                 self.answer(tried, root)
             known = tried.answer or tried.closing.record.answer

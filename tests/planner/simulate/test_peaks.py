@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from planner.schedule import Action, Kind, Schedule, generate, with_recompute
 from planner.schedule.actions import from_text
-from planner.simulate import PART_NAMES, StageBytes, lifetimes, memory_rows, node_ends, peaks
+from planner.simulate import PART_NAMES, StageBytes, lifetimes, memory_rows, node_ends, part_rows, peaks
 from planner.simulate.peaks import bytes_in_use, weights
 from tests.planner.cases import Case, cases
 
@@ -84,9 +84,18 @@ def test_the_peak_is_what_a_replay_in_time_finds(case: Case, seed: int, recomput
 def test_the_rows_of_a_schedule_give_its_peak_for_any_sizes(case: Case, seed: int) -> None:
     sizes = random_sizes(case.schedule.stages, Random(seed))
     sizes = with_messages(sizes, Random(seed))
-    rows = memory_rows(case.schedule)
+    rows = memory_rows(lifetimes(case.schedule), case.schedule.stages)
     highest = [int((own * weights(sizes)).sum(axis=(1, 2)).max()) for own in rows]
     assert highest == [peak.bytes for peak in peaks(case.schedule, sizes)]
+
+
+@few
+@given(case=cases(), seed=st.integers(0, 999))
+def test_rows_of_stages_together_give_the_peak_where_all_stages_take_as_much(case: Case, seed: int) -> None:
+    spans, stages = lifetimes(case.schedule), case.schedule.stages
+    most = weights(with_messages(random_sizes(1, Random(seed)), Random(seed)))[0]
+    every = [int((own.sum(1) @ most).max()) for own in memory_rows(spans, stages)]
+    assert [int((own @ most).max()) for own in part_rows(spans)] == every
 
 
 @pytest.mark.parametrize(("workers", "pairs"), [(4, 1), (8, 1), (8, 2), (16, 1), (16, 4), (32, 2)])
@@ -103,7 +112,8 @@ def test_1f1b_and_gpipe_hold_what_is_published() -> None:
 
 
 def test_no_row_is_covered_by_another() -> None:
-    for rows in memory_rows(generate("chimera", workers=8, micros=16)):
+    schedule = generate("chimera", workers=8, micros=16)
+    for rows in memory_rows(lifetimes(schedule), schedule.stages):
         for i, row in enumerate(rows):
             assert not any((other >= row).all() for j, other in enumerate(rows) if j != i)
 

@@ -78,6 +78,13 @@ def test_a_run_that_a_notebook_has_launched_is_read(plan: Plan, tmp_path: Path) 
     reads(tmp_path / "run", 5, tmp_path / "page.html")
 
 
+def test_a_run_in_this_process_is_done_when_launch_returns(plan: Plan, tmp_path: Path) -> None:
+    run = sw.launch(plan, tmp_path / "run", steps=3, on="inline")
+    assert run.state == "done" and sorted(run.wait().check().losses) == [1, 2, 3]
+    with pytest.raises(BadInput, match="'inline', 'local', or 'slurm'"):
+        handle.launch(plan, tmp_path / "other", on="elsewhere")  # type: ignore[arg-type]
+
+
 def test_a_run_that_was_ended_is_read_up_to_its_last_checkpoint(plan: Plan, tmp_path: Path) -> None:
     """Nobody has gathered what its ranks have left."""
     run = handle.launch(plan, tmp_path / "run", steps=10**6, on="local", save_every=2)

@@ -108,7 +108,7 @@ def test_a_search_that_is_stopped_keeps_the_best_plan_with_an_honest_gap(
 
     question = ASKED["free"]
     best = found("free")[0]
-    where = {"settle": pick, "work_through": searching.Waiting, "prove": SearchState}[stage]
+    where = {"settle": pick, "work_through": searching.Waiting, "prove": searching}[stage]
     monkeypatch.setattr(where, stage, stop)
     if stage == "settle":
         monkeypatch.setattr(limits, "SOON_PROVED", -1)
@@ -226,7 +226,7 @@ def test_ctrl_c_ends_the_search_for_what_would_fit(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("planner.milp.infeasible.report", report)
     asked = replace(ASKED["tight"], cluster=cluster(1, memory=1000))
     watch = SearchWatch()
-    with watch.stoppable(), pytest.raises(Infeasible, match="stopped by Ctrl-C before it was known"):
+    with watch.stoppable(), pytest.raises(Infeasible, match="stopped before it was known"):
         solve(replace(asked, effort=Effort(watch=watch)))
 
 
@@ -270,11 +270,11 @@ def test_an_error_that_a_library_makes_of_ctrl_c_ends_the_search_as_well(
         state.follow()
 
     for spoilt in (prove, swallow):
-        monkeypatch.setattr(SearchState, "prove", spoilt)
+        monkeypatch.setattr(searching, "prove", spoilt)
         watch = SearchWatch()
         with watch.stoppable():
             plan, search = solve_with_search(ASKED["two nodes"].instance(), Effort(watch=watch))
         assert search.stopped and plan.certificate is not None
-    monkeypatch.setattr(SearchState, "prove", lambda state: 1 // 0)
+    monkeypatch.setattr(searching, "prove", lambda state: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         solve(ASKED["two nodes"])
