@@ -120,7 +120,9 @@ def dry_run(
         out.note(f"warning: {warning}")
     if not ask:
         if not folder.exists():
-            out.note(f"{folder} is not made yet: with --prepare, launch makes it with this script and queues nothing")
+            out.note(
+                f"{folder} is not made yet: with --prepare, launch makes it with this script and queues nothing"
+            )
         out.file({"script": text}, text.rstrip("\n"))
         return
     said = slurm.test_only(request, options)
