@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.harness import Result, Table, main
+from tests import budget
 
 ROOT = Path(__file__).parents[1]
 DRAWS = "from tests.draws import"
@@ -17,8 +18,9 @@ COUNTED = re.compile(r"(\d+) (passed|failed|errors?|skipped)")
 
 def files() -> list[Path]:
     """Returns the files of tests that draw a sample; torch's operators are counted by `benchmarks.operators`."""
+    costly = {ROOT / budget.file(test) for test in budget.known()}
     found = (path for path in (ROOT / "tests").rglob("test_*.py") if DRAWS in path.read_text())
-    return sorted(path for path in found if path.name != "test_operators.py")
+    return sorted(path for path in costly.union(found) if path.name != "test_operators.py")
 
 
 def judged(path: Path, seed: str) -> dict[str, int]:

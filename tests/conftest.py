@@ -11,7 +11,7 @@ import pytest
 
 from planner.shown import install
 from runtime.local import NO_GPUS
-from tests import draws
+from tests import budget, draws
 from tests.captures import FOLDER, share, spare_garbage
 from tests.pool import Pool
 from tests.warm_python import OWNER, WarmPython
@@ -36,10 +36,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _draw(config, items)
     if hasattr(config, "workerinput"):  # one of several processes
         from tests.turns import place
 
         items.sort(key=lambda item: place(item.nodeid))
+
+
+def _draw(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out the cases that are not drawn, unless somebody names them."""
+    if draws.WHOLE or any("::" in argument for argument in config.args):
+        return
+    left = budget.left_out((item.nodeid for item in items), budget.known())
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left])
+    items[:] = [item for item in items if item.nodeid not in left]
 
 
 def pytest_collection_finish() -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
+from pathlib import Path
 
 import pytest
 
-from tests import draws
+from tests import budget, draws
 
 CASES = list(product("abcdef", range(9)))
 
@@ -60,3 +61,37 @@ def test_kinds_are_looked_for_until_the_last_is_found() -> None:
     assert draws.found(cases(), kinds=lambda case: [case % 3, "each"], wanted=[2, "each"]) == {2, "each"}
     assert made == [0, 1, 2]
     assert draws.found(range(3), kinds=lambda case: [case], wanted=[2, 3]) == {2}
+
+
+TESTS = [f"tests/test_a.py::test_each[{number}]" for number in range(10)]
+
+
+def test_so_many_cases_are_drawn_as_take_the_time_that_a_test_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone, seconds = "tests/test_a.py::test_alone", {"tests/test_a.py::test_each": budget.MOST_S / 2}
+    monkeypatch.setattr(draws, "WHOLE", False)
+    ran = set()
+    for seed in range(5):
+        monkeypatch.setattr(draws, "SEED", seed)
+        left = budget.left_out([alone, *TESTS], seconds)
+        assert len(left) == 8 and alone not in left
+        ran |= set(TESTS) - left
+    assert ran == set(TESTS)
+    assert len(budget.left_out(TESTS, {"tests/test_a.py::test_each": 9 * budget.MOST_S})) == 9
+    monkeypatch.setattr(draws, "WHOLE", True)
+    assert budget.left_out(TESTS, seconds) == set()
+
+
+def test_tests_that_are_drawn_are_there() -> None:
+    for name in budget.known():
+        file, function = name.split("::")
+        assert f"def {function}(" in Path(file).read_text(), name
+
+
+def test_what_tests_take_is_read_from_a_run(tmp_path: Path) -> None:
+    rows = [("each[a]", 1.5), ("each[b]", 1.0), ("quick[a]", 0.1), ("quick[b]", 0.1), ("single", 9.0)]
+    cases = "".join(
+        f'<testcase classname="tests.test_a" name="test_{name}" time="{seconds}"/>' for name, seconds in rows
+    )
+    (tmp_path / "junit.xml").write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
+    found = budget.measured(tmp_path / "junit.xml", {"tests/test_a.py::test_single": 3.0})
+    assert found == {"tests/test_a.py::test_each": 1.25, "tests/test_a.py::test_single": 9.0}

@@ -52,9 +52,8 @@ HOPE = 1.2  # of the best answer so far: an even cut that takes more is not desc
 GLANCES = 0.1  # of the work allowed is for those even cuts
 LOOKS = 0.85  # of the work allowed is spent by the end of first looks
 STALE = 0.1  # of it without a better plan is enough, where no look can move the bound
-CROWD = (
-    250  # open cuts with silent neighbours below all else: so many are not looked at, and their bound stays
-)
+# In the usual work; ten times as many where ten times the work is allowed
+CROWD = 250  # open cuts with silent neighbours below all else: more are not looked at, and their bound stays
 UNMOVED = 16  # looks at cuts with silent neighbours that move no bound: then the bound stays
 STAGEWISE_CELLS = 2_000_000  # stages times pairs of boundaries, up to which cuts are bounded stage by stage
 STAGEWISE_NEAR = 0.02  # of what is asked: how close such a bound comes to what it could be

@@ -183,9 +183,9 @@ def _polish(state: SearchState) -> None:
 def _prove_silent(state: SearchState, most: float) -> None:
     """Proves cuts in which some neighbours do not talk, until the meter shows `most` or no bound moves any more."""
     looked: list[ConfigurationState] = []
-    unmoved = 0
+    unmoved, most_unmoved = 0, limits.UNMOVED * state.effort.work_ns / limits.WORK_NS
     for tried in state.silent():
-        if state.instance.meter.spent_ns < most and unmoved < limits.UNMOVED:
+        if state.instance.meter.spent_ns < most and unmoved < most_unmoved:
             unmoved = 0 if state.look_closer(tried) else unmoved + 1
             looked.append(tried)
     state.take_further(looked, state.effort.nodes, most)

@@ -209,16 +209,11 @@ class SearchState:
 
         Args: all that was not looked into has this bound, or more.
         """
-        if (
-            self.best is None
-            or self.instance.meter.spent_ns < self.found_ns + limits.STALE * self.effort.work_ns
-        ):
+        allowed, below = self.effort.work_ns, min(int(np.ceil(least)), self.limit - 1)
+        if self.best is None or self.instance.meter.spent_ns < self.found_ns + limits.STALE * allowed:
             return False
-        below = min(int(np.ceil(least)), self.limit - 1)
-        return (
-            sum(each.problem.silent is not None and each.bound_ns <= below for each in self.open)
-            > limits.CROWD
-        )
+        crowd = sum(each.problem.silent is not None and each.bound_ns <= below for each in self.open)
+        return crowd > limits.CROWD * allowed / limits.WORK_NS
 
     def take_further(self, given: list[ConfigurationState], nodes: int, work_ns: float) -> None:
         """Continues open proofs, a few boxes each, the lowest bound first; stops at the least bound in `left`."""
