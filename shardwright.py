@@ -261,8 +261,8 @@ def Workload(
     if loss is None and batch is None and loader is not None and hasattr(model, "training_step"):
         from runtime.bridges import loss_of, step_of
 
-        with step_of(model, loader) as (step, batches, made):
-            loop = replace(loop, optimizer=loop.optimizer or made, whole=True)  # type: ignore[arg-type]
+        with step_of(model, loader, optimizer) as (step, batches, made):
+            loop = replace(loop, optimizer=made, whole=True)  # type: ignore[arg-type]
             return live_workload(step, None, loss_of, batches, loop, place, valid)
     return live_workload(model, batch, loss, loader, loop, place, valid)
 

@@ -22,18 +22,27 @@ def shard(model, device="cuda"):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    names = ("dp_replicate", "dp_shard")
-    mesh = init_device_mesh(device, (DP_REPLICATE, DP_SHARD), mesh_dim_names=names)
+    axes = ("dp_replicate", "dp_shard")
+    mesh = init_device_mesh(device, (DP_REPLICATE, DP_SHARD), mesh_dim_names=axes)
     policy = MixedPrecisionPolicy(param_dtype=getattr(torch, PARAM_DTYPE), reduce_dtype=torch.float32)
-    units = [model.get_submodule(name) for name in UNITS]
+    uses = _uses(model)  # a parameter that others use, too, is left to the model as a whole
+    names = [name for name in UNITS if _uses(model.get_submodule(name)).items() <= uses.items()]
+    units = [model.get_submodule(name) for name in names]
     if RECOMPUTE:
         apply_activation_checkpointing(model, check_fn=lambda module: any(module is unit for unit in units))
-        units = [model.get_submodule(name) for name in UNITS]
+        units = [model.get_submodule(name) for name in names]
     for unit in [*units, model]:
         if COMPILE and unit is not model:
             unit.compile()
         fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=RESHARD_AFTER_FORWARD)
     return model
+
+
+def _uses(part):
+    """Returns how many modules of a part of the model have each of its parameters."""
+    from collections import Counter
+
+    return Counter(id(x) for module in part.modules() for x in module._parameters.values() if x is not None)
 '''
 
 
@@ -45,11 +54,13 @@ def write(settings: Settings, about: str) -> str:
     data = settings.data or 1
     shard = (settings.ranks or data) if settings.share else 1
     layers = [name for names in settings.stages for name in names][:-1]
+    units = dict.fromkeys(name.partition("#")[0].partition(" from ")[0] for name in unit_names(layers))
     values = {
         "DP_REPLICATE": data // shard,
         "DP_SHARD": shard,
         "RESHARD_AFTER_FORWARD": settings.share == "parameters",
-        "UNITS": list(dict.fromkeys(unit.partition("#")[0] for unit in unit_names(layers))),
+        # What lies around other units is left to the model as a whole, which is sharded last.
+        "UNITS": [name for name in units if not any(other.startswith(f"{name}.") for other in units)],
         "GLOBAL_BATCH_SIZE": settings.batch,
         "MICRO_BATCH_SIZE": settings.micro,
         "ACCUMULATION_STEPS": settings.accumulation,

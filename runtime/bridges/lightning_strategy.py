@@ -211,12 +211,18 @@ def whole_batches(loader: DataLoader[Any]) -> DataLoader[Any]:
 
 
 @contextmanager
-def step_of(module: Any, loader: Any) -> Iterator[tuple[StepOfModule, DataLoader[Any], object]]:
-    """Yields a module's `training_step`, its loader and its optimizer as a live workload takes them."""
-    made, step = module.configure_optimizers(), StepOfModule(module)
+def step_of(
+    module: Any, loader: Any, optimizer: object = None
+) -> Iterator[tuple[StepOfModule, DataLoader[Any], object]]:
+    """Yields a module's `training_step`, its loader and its optimizer as a live workload takes them.
+
+    Args: `optimizer` is in the place of what the module configures.
+    """
+    made = module.configure_optimizers() if optimizer is None else optimizer
+    step = StepOfModule(module)
     if isinstance(made, (list, tuple, dict)):
         allowed = "optimizer=, and lr_schedule=functools.partial(a class, its settings)"
-        raise BadInput("configure_optimizers returns more than one", where="Workload", allowed=allowed)
+        raise BadInput("configure_optimizers returns more than an optimizer", where="Workload", allowed=allowed)
     with alone(module, step):
         yield step, whole_batches(loader), made
 

@@ -20,8 +20,9 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import schedules
 from torch.distributed.tensor import DTensor
 
-from planner.export import export
+from planner.export import export, fsdp2
 from planner.export.constants import constants_of
+from planner.export.settings import Settings
 from planner.export.words import flags_of, words_of
 from planner.plan import Plan, shard_of
 from planner.schedule import generate
@@ -289,6 +290,40 @@ def test_fully_shard_does_what_the_file_says(name: str) -> None:
         assert isinstance(model.blocks[0], FSDPModule)
         model(torch.zeros(2, 8)).sum().backward()
         assert weight.grad is not None
+
+
+class Tied(torch.nn.Module):
+    """As models of transformers are: blocks in a part of its own, and a head that has the weight of the embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model, self.head = Blocks(), torch.nn.Linear(8, 8)
+        self.head.weight = self.model.embed.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.head(self.model(x))
+        return found
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_fully_shard_takes_parts_around_blocks_and_tied_weights_with_the_whole_model(recompute: bool) -> None:
+    blocks = [f"model.blocks.{block}.{part}" for block in range(6) for part in ("norm", "up", "down")]
+    layers = ("model.embed", *blocks, "model.norm", "model.head", "head", "loss")
+    settings = Settings(batch=4, micro=2, data=2, share="parameters", recompute=recompute, stages=(layers,))
+    text = fsdp2.write(settings, "a plan")
+    units = constants_of(text, "text")["UNITS"]
+    assert units == [*(f"model.blocks.{block}" for block in range(6)), "head"]
+    file = dict[str, object]()
+    exec(text, file)
+    with ranks(2):
+        model = file["shard"](Tied(), "cpu")  # type: ignore[operator]
+        assert [isinstance(model.get_submodule(name), FSDPModule) for name in ("model", "head")] == [
+            False
+        ] * 2
+        assert isinstance(model.model.blocks[5].up.weight, DTensor)
+        assert isinstance(model.head.weight, DTensor) and model.head.weight is model.model.embed.weight
+        model(torch.zeros(2, 8)).sum().backward()
+        assert all(x.grad is not None for x in model.parameters())
 
 
 def test_files_of_python_are_the_constants_that_are_read() -> None:

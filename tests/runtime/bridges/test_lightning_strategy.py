@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -123,8 +124,17 @@ class Scheduled(Net):
 
 
 def test_a_schedule_that_a_module_configures_is_asked_for_by_name(tmp_path: Path) -> None:
-    with pytest.raises(sw.BadInput, match=r"more than one.*lr_schedule=functools\.partial"):
-        sw.Workload(Scheduled(), loader=DataLoader(samples(), batch_size=8), folder=tmp_path / "m")
+    loader = DataLoader(samples(), batch_size=8)
+    with pytest.raises(sw.BadInput, match=r"more than an optimizer.*lr_schedule=functools\.partial"):
+        sw.Workload(Scheduled(), loader=loader, folder=tmp_path / "m")
+    net, decay = Scheduled(), partial(torch.optim.lr_scheduler.StepLR, step_size=2)
+    made = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    mine = sw.Workload(net, loader=loader, optimizer=made, lr_schedule=decay, folder=tmp_path / "m")
+    run = sw.launch(
+        sw.plan(sw.profile(mine, micro=4), CLUSTER, batch=8, effort="quick"), tmp_path / "run", steps=4
+    )
+    run.wait().check()
+    assert [row["learning_rate"] for row in run.metrics()] == pytest.approx([1e-2, 1e-2, 1e-3, 1e-3])
 
 
 class Clipped(Net):
