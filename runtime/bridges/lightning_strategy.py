@@ -222,7 +222,9 @@ def step_of(
     step = StepOfModule(module)
     if isinstance(made, (list, tuple, dict)):
         allowed = "optimizer=, and lr_schedule=functools.partial(a class, its settings)"
-        raise BadInput("configure_optimizers returns more than an optimizer", where="Workload", allowed=allowed)
+        raise BadInput(
+            "configure_optimizers returns more than an optimizer", where="Workload", allowed=allowed
+        )
     with alone(module, step):
         yield step, whole_batches(loader), made
 
