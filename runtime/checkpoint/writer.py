@@ -125,7 +125,9 @@ class CheckpointWriter:
         if (folder / INDEX).exists():
             return  # a run that was resumed from an earlier step has come here before
         self._building = building = folder.with_suffix(".partial")
-        building.mkdir(parents=True, exist_ok=True)
+        if not self._folder.parent.is_symlink():  # which somebody may have put in the place of the run
+            self._folder.mkdir(exist_ok=True)
+        building.mkdir(exist_ok=True)
         write_part(building, part, self._moved, self._on_file.set)
         self._waiting = True
         if self._rank != self._ranks[0]:
