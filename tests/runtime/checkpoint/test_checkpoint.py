@@ -125,6 +125,18 @@ def test_the_last_k_are_kept(tmp_path: Path) -> None:
     assert [path.name for path in integrity.complete(tmp_path)] == ["step-00000002", "step-00000003"]
 
 
+def test_nothing_is_made_through_a_link_in_the_place_of_the_run(tmp_path: Path) -> None:
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "run").symlink_to(tmp_path / "foreign")
+    folder = tmp_path / "run" / "checkpoints"
+    writer = CheckpointWriter(folder, rank=0, ranks=[0], names=NAMES, keep=Keeping(last=2))
+    part = CheckpointPart(rank=0, tensors={"a": torch.tensor([1.0])})
+    with pytest.raises(OSError, match="No such file"):
+        writer.save(part, Facts(step=1, sample=0, seed=0, fingerprint=""))
+        writer.wait()
+    assert list((tmp_path / "foreign").iterdir()) == []
+
+
 def test_what_is_saved_is_the_state_at_the_call_and_only_what_a_forward_writes_is_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
