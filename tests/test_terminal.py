@@ -20,7 +20,7 @@ from planner import named
 from planner.cluster import CATALOGUE, cluster_names, find, total_devices, with_nodes
 from planner.cluster import cluster as clusters
 from planner.files import write_whole
-from planner.milp.pins import PINS
+from planner.milp.pins import PINS, pins
 from planner.profile import yaml as profile_yaml
 from planner.schedule import FAMILIES
 from runtime.trackers import watch
@@ -283,7 +283,9 @@ def test_what_is_listed_is_data_too(kind: str, capsys: pytest.CaptureFixture[str
 def test_all_that_can_be_pinned_is_listed_with_an_example() -> None:
     assert set(named.PINS) == set(PINS)
     for key, (example, _) in named.PINS.items():
-        assert example.startswith(f"{key}=")
+        name, value = example.split("=", 1)
+        assert name == key
+        pins({key: value.split("|")[0].strip("'")} if key != "stages" else {key: [["a", "b"], ["c"]]}, None)
 
 
 @pytest.mark.parametrize("name", cluster_names())

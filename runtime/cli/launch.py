@@ -177,13 +177,15 @@ def _prepared(
     from runtime.runfolder import release, write_whole
     from runtime.train import Model, job_of, prepare
 
+    if given.elastic is not None:
+        raise BadInput("--elastic and --prepare exclude each other")
     job = job_of(plan, given.steps, settings)
     paths, _ = prepare(Model.of(plan), folder, job, slurm.refuse)
     start = f"torchrun ... -m runtime.slurm.task {folder}"
     if backend == "slurm":
         asked = slurm.request(plan, given.plan.stem, folder, job, None)
         write_whole(paths.script, slurm.text(asked, given.job.over_site(given.restarts)))
-        start = f"sbatch {paths.script}"
+        start = f"sbatch {paths.script}` or `{start}"
     release(paths)
     given.out.result(
         {"run": str(folder), "state": "prepared"}, lambda: f"prepared in {folder}; ranks start by `{start}`"

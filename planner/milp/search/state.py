@@ -50,9 +50,6 @@ class SearchState:
     staged: dict[Configuration, float] = field(default_factory=dict)  # bounds stage by stage
     rows: Rows = field(default_factory=dict)  # of orders that several shapes have
     found_ns: float = 0.0  # what the meter showed when the best plan was found
-    stuck: ConfigurationState | None = (
-        None  # with silent neighbours: nothing moves its bound, the least of all
-    )
     follow: Callable[[], None] = lambda: None  # tells whoever watches
 
     def __post_init__(self) -> None:
