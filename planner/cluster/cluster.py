@@ -73,6 +73,10 @@ class Links(Part):
     rack: Link | None = Field(None, description="between nodes of one rack")
     cluster: Link | None = Field(None, description="between racks")
 
+    @property
+    def longest(self) -> Link | None:
+        return self.cluster or self.rack or self.node
+
 
 class Rates(Part):
     """Peaks of one device, where they differ from the catalogue's or the catalogue does not know the device."""

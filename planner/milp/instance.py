@@ -34,6 +34,7 @@ from planner.profile import CostKey, Profile, corrected
 from planner.schedule import FAMILIES
 
 WHOLE = GridChoice()
+_MEMORY = {"nodes": {"__all__": {"memory_bytes", "margin_bytes"}}}
 
 
 class TablesKey(NamedTuple):
@@ -57,15 +58,14 @@ class Instance:
     pins: Pins
     meter: WorkMeter = field(default_factory=WorkMeter)
     _tables: dict[TablesKey, Tables] = field(default_factory=dict)
+    _known: dict[Configuration, Tables] = field(default_factory=dict)
     _orders: Orders = field(default_factory=dict)
     _kept: dict[object, Kept] = field(default_factory=dict)
 
     @cached_property
     def kept(self) -> Kept:
         """Returns what is kept between instances whose devices differ in memory alone."""
-        cluster = self.cluster.model_dump_json(
-            exclude={"nodes": {"__all__": {"memory_bytes", "margin_bytes"}}}
-        )
+        cluster = self.cluster.model_dump_json(exclude=_MEMORY)
         return self._kept.setdefault((cluster, self.pins.stages), Kept())
 
     @cached_property
@@ -135,19 +135,19 @@ class Instance:
         return Prices(self.profile.graph)
 
     def tables(self, configuration: Configuration) -> Tables:
-        """Returns what layers cost one rank of this configuration.
-
-        Returns: tables for one micro-batch, over all layers.
-        """
+        """Returns what all layers cost one rank of this configuration, for one micro-batch."""
         if configuration.spatial == 1:
             return self.whole(configuration.micro)
-        micro, choice = configuration.micro, choice_of(configuration)
-        group = group_on(self.machines, configuration)
-        key = TablesKey(micro, choice, group, not (choice.mesh or FAMILIES[configuration.family].splits))
-        if key not in self._tables:
-            found = shared_tables(self.costs, self._setting(micro), choice, self.prices, group, key.overlap)
-            self._tables[key] = replace(found, averaged=self.pins.ema)
-        return self._tables[key]
+        if configuration not in self._known:  # else most of a search would go into this key
+            setting, choice = self._setting(configuration.micro), choice_of(configuration)
+            apart = not (choice.mesh or FAMILIES[configuration.family].splits)
+            where = group_on(self.machines, configuration), apart
+            key = TablesKey(setting.micro, choice, *where)
+            if key not in self._tables:
+                found = shared_tables(self.costs, setting, choice, self.prices, *where)
+                self._tables[key] = replace(found, averaged=self.pins.ema)
+            self._known[configuration] = self._tables[key]
+        return self._known[configuration]
 
     def whole(self, micro: int) -> Tables:
         """Returns what layers cost on whole samples, in micro-batches of `micro` samples."""
@@ -240,9 +240,8 @@ class Instance:
         return self.execution == "eager" and self.layers <= limits.PARTED_LAYERS
 
     def cluster_link_ns(self, size: int) -> float:
-        """Returns the time of one message of `size` bytes over the longest distance."""
-        links = self.cluster.links
-        wire = links.cluster or links.rack or links.node
+        """Returns the time of a message over the longest distance."""
+        wire = self.cluster.links.longest
         return 0.0 if wire is None else (wire.latency_s + size / wire.bandwidth_bytes_per_s) * NS_PER_S
 
     def windows(self, problem: CutProblem) -> tuple[IntArray, IntArray] | None:

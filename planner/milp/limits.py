@@ -47,6 +47,7 @@ POLISHED = 6  # answers that are polished once more before any is proved
 SPARED = (
     24  # configurations of which variants with less memory are answered, where their even cuts do not fit
 )
+USES = 12  # ways to use the devices, of each of which a configuration of each family is among them
 SPARED_WORK = 0.1  # of the work allowed is for that
 HOPE = 1.2  # of the best answer so far: an even cut that takes more is not descended from
 GLANCES = 0.1  # of the work allowed is for those even cuts

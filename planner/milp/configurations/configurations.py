@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from math import prod
 from typing import Literal
@@ -59,7 +60,14 @@ class Configuration:
     )
     ranks: int = 0  # replicas that hold one copy of it among them
 
-    @property
+    def __hash__(self) -> int:
+        """Returns the hash of all fields, worked out once: a search asks for it some hundred times."""
+        if (known := self.__dict__.get("_hash")) is None:
+            known = hash(tuple(getattr(self, name) for name in self.__dataclass_fields__))
+            object.__setattr__(self, "_hash", known)
+        return int(known)
+
+    @cached_property
     def spatial(self) -> int:
         """Returns how many ranks work on one micro-batch together."""
         return prod(self.grid) * prod(self.mesh)
@@ -265,14 +273,9 @@ def _variants(
             continue
         for pairs in _pairs(workers, micros, pinned) if family.paired else (1,):
             for chunks in _chunks(name, pinned):
-                actions = 4 * workers * chunks * micros
-                if in_one and chunks > 1:
-                    continue
-                if (
-                    pinned.pairs in (None, pairs)
-                    and workers * chunks <= layers
-                    and actions <= limits.MOST_ACTIONS
-                ):
+                stages = workers * chunks
+                few = stages <= layers and 4 * stages * micros <= limits.MOST_ACTIONS
+                if few and pinned.pairs in (None, pairs) and not (in_one and chunks > 1):
                     yield name, pairs, chunks
 
 

@@ -11,6 +11,7 @@ action where it was.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -62,23 +63,45 @@ class LeastRecompute:
         until: IntArray = np.where(self.plain_shortage(stage, fixed, plain) > 0, high, low)
         if self.by_layer:
             must = until > low
-            until[must] = self._fewest(stage, low[must], high[must], fixed[must])
+            until[must] = self._fewest(stage, low[must], high[must])[0]
         return until
 
-    def _fewest(self, stage: int, low: IntArray, high: IntArray, fixed: IntArray) -> IntArray:
-        """Returns `recomputed` of stages that do not fit where they recompute nothing."""
+    def _fewest(self, stage: int, low: IntArray, high: IntArray) -> IntArray:
+        """Returns `recomputed` of stages that do not fit where they recompute nothing, and what they lack then.
+
+        Each pair of boundaries is worked out once: descents and annealing come back to the same stages.
+
+        Returns: [2, pair]; what is lacked only where `recomputed` is not `high`.
+        """
+        found = self._found[stage]
+        if (new := found[0, low, high] < 0).any():
+            pairs = np.unique(np.stack([low[new], high[new]]), axis=1)
+            found[:, pairs[0], pairs[1]] = self._first_that_fits(stage, *pairs)
+        some: IntArray = found[:, low, high]
+        return some
+
+    @cached_property
+    def _found(self) -> IntArray:
+        """Returns [stage, 2, boundary, boundary]: what `_fewest` has found, -1 where nothing is known."""
+        places = self.prefix_ns.shape[1]
+        return np.full((len(self.prefix_ns), 2, places, places), -1, np.int64)
+
+    def _first_that_fits(self, stage: int, low: IntArray, high: IntArray) -> IntArray:
         until, whole = high.copy(), self.sizes.moving_of(low, high, np.True_)
+        fixed, lacked = self.sizes.fixed_bytes(low, high), np.zeros_like(high)
         whole[..., _LESS] = 0
         whole[..., _SAVED] -= self.sizes.tables.remembered[low, high]
         left = np.flatnonzero(self._shortage(stage, fixed, whole) <= 0)
         for done in range(1, int((high - low)[left].max(initial=0))):
             left = left[low[left] + done < high[left]]
             middle = low[left] + done
-            moving = self.sizes.moving_in_two(low[left], middle, high[left])
-            fits = self._shortage(stage, fixed[left], moving) <= 0
-            until[left[fits]] = middle[fits]
+            lacks = self._shortage(
+                stage, fixed[left], self.sizes.moving_in_two(low[left], middle, high[left])
+            )
+            fits = lacks <= 0
+            until[left[fits]], lacked[left[fits]] = middle[fits], lacks[fits]
             left = left[~fits]
-        return until
+        return np.stack([until, lacked])
 
     def parted_shortage(self, stage: int, low: IntArray, high: IntArray, lacks: IntArray) -> IntArray:
         """Returns the bytes that a stage lacks where it may recompute some of its layers.
@@ -89,14 +112,9 @@ class LeastRecompute:
         short = (lacks > 0) & (high > low)
         if not self.by_layer or not short.any():
             return lacks
-        low, high, least = low[short], high[short], lacks.copy()
-        fixed = self.sizes.fixed_bytes(low, high)
-        until = self._fewest(stage, low, high, fixed)
-        some = until < high
-        moving = self.sizes.moving_in_two(low[some], until[some], high[some])
-        own = least[short]
-        own[some] = self._shortage(stage, fixed[some], moving)
-        least[short] = own
+        least = lacks.copy()
+        until, lacked = self._fewest(stage, low[short], high[short])
+        least[short] = np.where(until < high[short], lacked, least[short])
         return least
 
     def _shortage(self, stage: int, fixed: IntArray, moving: IntArray) -> IntArray:

@@ -68,16 +68,15 @@ class UnitFloors:
         family = FAMILIES[shape.family]
         whole, halves = at[Kind.B], at[Kind.I] + at[Kind.W]
         back = min(whole, halves) if family.mixes or shape.listed else halves if family.splits else whole
-        again = at[Kind.R] if shape.recompute else 0
-        return float(shape.micros * shape.chunks * (at[Kind.F] + back + again))
+        return float(shape.micros * shape.chunks * (at[Kind.F] + back + at[Kind.R] * shape.recompute))
 
     def _of(self, shape: Configuration, tables: Tables) -> tuple[IntArray, IntArray]:
         """Returns `exposed` behind the slowest device and on the best links."""
         key = (tables.key, shared_by(shape))
         if key not in self._found:
             slowness = max(self.machines.placement(shape, self.device).slowness)
-            work = np.stack([layer_ns(tables, kind, tables.types) for kind in COMPUTE]) * slowness
-            slow: IntArray = np.ceil(work).astype(np.int64)
+            work = np.stack([layer_ns(tables, kind, tables.types) for kind in COMPUTE])
+            slow: IntArray = np.ceil(work * slowness).astype(np.int64)
             found = [exposed(shape, tables, row, slow) for row in self.rows(shape)]
             layers, begun = zip(*found, strict=True)
             self._found[key] = np.minimum.reduce(layers), np.minimum.reduce(begun)
@@ -181,10 +180,13 @@ class LayerWork:
     total: IntArray
     splits: bool  # a weight half may come last
 
+    @cached_property
+    def all_ns(self) -> float:
+        return float(self.total.sum())
+
     @property
     def around(self) -> IntArray:
-        """Returns what must be done before each layer, and after it."""
-        return self.head + self.tail
+        return self.head + self.tail  # before each layer, and after it
 
     @cached_property
     def head(self) -> IntArray:

@@ -31,7 +31,7 @@ does not delay it. Heads count only with whole backward passes: the cycle throug
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Literal
 
 import numpy as np
@@ -54,23 +54,26 @@ class TotalsBound:
 
     instance: Instance
     _works: dict[tuple[object, ...], LayerWork] = field(default_factory=dict)
+    _work_of: dict[Configuration, LayerWork] = field(default_factory=dict)
     _layers: dict[tuple[object, ...], float] = field(default_factory=dict)
     _hops: dict[object, float] = field(default_factory=dict)
     _bytes: dict[tuple[object, bool], IntArray] = field(default_factory=dict)
     _passed: dict[int, Passed] = field(default_factory=dict)
 
     def work(self, shape: Configuration) -> LayerWork:
-        tables, family = self.instance.tables(shape), FAMILIES[shape.family]
-        splits, mixes, slow = family.splits, family.mixes or bool(shape.listed), self._slow(shape)
-        key = (tables.key, splits, mixes, shape.recompute, shared_by(shape), slow)
-        if key not in self._works:
-            more = self.units.exposed(shape, tables)
-            self._works[key] = layer_work(tables, splits, mixes, shape.recompute, more, slow)
-        return self._works[key]
+        if shape not in self._work_of:
+            tables, family = self.instance.tables(shape), FAMILIES[shape.family]
+            splits, mixes, slow = family.splits, family.mixes or bool(shape.listed), self._slow(shape)
+            key = (tables.key, splits, mixes, shape.recompute, shared_by(shape), slow)
+            if key not in self._works:
+                more = self.units.exposed(shape, tables)
+                self._works[key] = layer_work(tables, splits, mixes, shape.recompute, more, slow)
+            self._work_of[shape] = self._works[key]
+        return self._work_of[shape]
 
     def _slow(self, shape: Configuration) -> float:
-        if len(self._paces) == 1:  # no need to know where the workers are
-            return min(self._paces)
+        if len(self._paces) == 1:
+            return min(self._paces)  # no need to know where the workers are
         return min(self.instance.machines.placement(shape, self.instance.profile.device).slowness)
 
     @cached_property
@@ -97,7 +100,7 @@ class TotalsBound:
     def _longest(self, shape: Configuration, fullest: int, talking: bool) -> float:
         """Returns the longest layer with its micro-batches and what must come before and after it."""
         work, apart = self.work(shape), shape.update == "barrier"
-        where = (shape.workers, shape.chunks) if apart and talking else None
+        where = apart and talking and (shape.workers, shape.chunks)
         key = id(work), shape.family, shape.listed, fullest, where, talking  # works are kept
         if key not in self._layers:
             around: IntArray | FloatArray = np.zeros(1)
@@ -111,25 +114,25 @@ class TotalsBound:
 
     def _hop_ns(self, shape: Configuration) -> float:
         """Returns what a message between stages takes at least."""
-        tables = self.instance.tables(shape)
-        if (known := self._hops.get(tables.key)) is None:
-            size = tables.talk.least
-            known = self._hops[tables.key] = self.instance.machines.least_hop_ns(size)
-        return known if shape.workers > 1 else 0.0
+        if shape.workers == 1:
+            return 0.0
+        if (key := (tables := self.instance.tables(shape)).key) not in self._hops:
+            self._hops[key] = self.instance.machines.least_hop_ns(tables.talk.least)
+        return self._hops[key]
 
     def _hops_before(self, shape: Configuration) -> IntArray:
         """Returns the messages before each layer's stage at least: no stage after it is empty."""
-        after = np.arange(self.instance.layers) - self.instance.layers
-        return _hops_to(shape, np.maximum(after + shape.stages, 0))
+        left = np.arange(-self.instance.layers, 0)
+        return _hops_to(shape, np.maximum(left + shape.stages, 0))
 
     def _lead_ns(self, shape: Configuration) -> float:
         """Returns the time of messages before a worker's first stage, on average."""
-        return self._hop_ns(shape) * float((np.arange(shape.workers) // shape.pipes).mean())
+        return self._hop_ns(shape) * _mean_place(shape.workers, shape.pipes)
 
     def load_ns(self, shape: Configuration) -> float:
         """Returns the nanoseconds that a worker computes, on average, with what it waits for units behind nothing."""
         begun = self.units.begun_ns(shape, self.instance.tables(shape))
-        return float(self.work(shape).total.sum()) * shape.micros / shape.workers + begun
+        return self.work(shape).all_ns * shape.micros / shape.workers + begun
 
     def step_ns(self, shape: Configuration) -> float:
         """Returns the nanoseconds that updates take on a worker, on average."""
@@ -173,11 +176,10 @@ class TotalsBound:
     def _computed(self, shape: Configuration, talking: bool) -> float:
         work, barrier = self.work(shape), shape.update == "barrier"
         tables, fullest = self.instance.tables(shape), -(-shape.micros // shape.pipes)
-        load = self.load_ns(shape)
-        least = max(load, self._longest(shape, fullest, talking))
+        least = max(load := self.load_ns(shape), self._longest(shape, fullest, talking))
         if not talking:
             if shape.pipes == shape.chunks == 1 and shape.workers > 2:
-                alone = float(work.total.sum()) - self.passed(shape).beside(tables, shape.stages)
+                alone = work.all_ns - self.passed(shape).beside(tables, shape.stages)
                 least = max(least, alone * shape.micros / (shape.workers - 2))
             return max(least, float(self.passed(shape).chain)) if barrier else least
         hop, ways = (self._hop_ns(shape), 1 if work.splits else 2) if barrier else (0.0, 0)
@@ -197,11 +199,8 @@ class TotalsBound:
 
     def _summed(self, shape: Configuration, talking: bool) -> float:
         least = self._known("free", shape, talking)
-        sums = self.sums(shape) if shape.holders > 1 else ()
-        if not sums:
-            return least
-        even = self._even(shape)
-        if shape.pipes > 1 and not even:
+        sums, even = self.sums(shape) if shape.holders > 1 else (), self._even(shape)
+        if not sums or (shape.pipes > 1 and not even):
             return least
         tables, work, workers = self.instance.tables(shape), self.work(shape), shape.workers
         once = 0 if even else _shared_bytes(tables)
@@ -254,14 +253,10 @@ class TotalsBound:
         return float((np.maximum(begun, returned) + after).max())
 
     def _even(self, shape: Configuration) -> bool:
-        """Returns whether a sum over more devices takes no less: not where they bring more network cards.
-
-        More devices may also sum by another name.
-        """
+        """Returns whether a sum over more devices takes no less: not where they bring cards, or sum by another name."""
         groups = self.instance.cluster.nodes
-        if self.instance.machines.by_name:
-            return False
-        return all(g.devices_per_node == 1 for g in groups) or sum(g.count for g in groups) == 1
+        alike = all(g.devices_per_node == 1 for g in groups) or sum(g.count for g in groups) == 1
+        return alike and not self.instance.machines.by_name
 
 
 def _hops_to(shape: Configuration, stage: IntArray) -> IntArray:
@@ -276,11 +271,16 @@ def _hops(shape: Configuration) -> int:
     return int(_hops_to(shape, np.array(shape.stages - 1)))
 
 
+@cache
+def _mean_place(workers: int, pipes: int) -> float:
+    return float((np.arange(workers) // pipes).mean())
+
+
 def _heads(shape: Configuration, work: LayerWork, hop: float) -> float:
     """Returns the time to hold all layers where every stage is as large as the stages before it allow."""
     kept = (1.0 - work.part / shape.micros) ** np.arange(shape.workers - 1, -1, -1)
     before = hop * float((np.arange(shape.workers) * kept).sum())
-    return (shape.micros * float(work.total.sum()) + before) / float(kept.sum())
+    return (shape.micros * work.all_ns + before) / float(kept.sum())
 
 
 def _shares(count: int, compute: float, sums: float) -> tuple[FloatArray, FloatArray]:

@@ -273,7 +273,7 @@ Bubble = Callable[[Configuration, LayerWork], float]
 
 
 def _whole(shape: Configuration, work: LayerWork) -> float:
-    return float(work.total.sum()) / shape.workers * (shape.workers - 1) / shape.chunks
+    return work.all_ns / shape.workers * (shape.workers - 1) / shape.chunks
 
 
 def _forward(shape: Configuration, work: LayerWork) -> float:

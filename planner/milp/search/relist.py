@@ -1,9 +1,8 @@
 """What enters a search behind its first answers: variants with less memory, and orders listed anew.
 
-Everything waits in a queue (`Waiting`), by what it takes at least. Where memory excludes what is promising, variants
-that recompute or share are answered (`spare`). Each rescheduled order enters the search as a configuration of its own
-(`grow`): an order is fixed within its configuration, because path rows hold for one order only. So the library of
-orders grows between searches, never during one.
+Everything waits in a queue (`Waiting`), by what it takes at least. Each rescheduled order enters the search as a
+configuration of its own (`grow`): an order is fixed within its configuration, because path rows hold for one order
+only. So the library of orders grows between searches, never during one.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from planner.milp import infeasible, limits
 from planner.milp.configurations.configurations import Configuration
 from planner.milp.cut.frozen_order import Order
 from planner.milp.cut.problem import CutProblem
-from planner.milp.instance import short_bytes
 from planner.milp.limits import SearchProgress
 from planner.milp.search import pick
 from planner.milp.search.descent import UNFIT_NS, Answer, descend, judge
@@ -141,24 +139,6 @@ class Waiting:
         spent = self.state.instance.meter.spent_ns
         most = limits.LOOKS * self.state.effort.work_ns
         return self.state.limit < UNFIT_NS and (spent > most or self.state.stale(least))
-
-
-def spare(state: SearchState) -> None:
-    """Answers variants with less memory of configurations whose even cuts are faster than any answer, and do not fit.
-
-    Args: `state` has the first answers; the fastest even cuts come first.
-    """
-    if state.instance.pins.stages is not None:
-        return
-    meter = state.instance.meter
-    most = meter.spent_ns + limits.SPARED_WORK * state.effort.work_ns
-    tight = [tried for tried in state.tried.values() if tried.answer is None]
-    ranked = sorted((pick.even_ns(state, tried), tried.shape) for tried in tight)
-    for even, shape in ranked[: limits.SPARED]:
-        for other in pick.thriftier(state.instance, shape) if even < state.limit else ():
-            near = state.least_ns(other) <= state.limit - 1 and short_bytes(state.instance, other) <= 0
-            if near and meter.spent_ns < most and (tried := state.look(other)) is not None:
-                state.answer(tried, work_ns=limits.PICK_NS)
 
 
 def first_of(state: SearchState, shape: Configuration) -> None:

@@ -1,7 +1,7 @@
 """The course of a search: which configurations are looked into, and when.
 
-First answers come from the most promising configurations and from the trivial plans, and orders listed anew for the
-best of them. Then configurations are taken up as their totals (`planner.milp.proof.totals`) bound them, the lowest
+First answers come from the most promising configurations and from the trivial plans, from variants with less memory
+where those do not fit, and from orders listed anew for the best. Then configurations are taken up as their totals (`planner.milp.proof.totals`) bound them, the lowest
 first. What is left when the work allowed for that is done is bounded by the next one, and nothing was spent on what
 could not be the least. At last the mixed-integer program states the proof over whatever is still open.
 """
@@ -9,14 +9,14 @@ could not be the least. At last the mixed-integer program states the proof over 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
 from planner.errors import Infeasible
 from planner.milp import formulation, infeasible, limits
 from planner.milp.configurations.configurations import Configuration
-from planner.milp.instance import Instance
+from planner.milp.instance import Instance, short_bytes
 from planner.milp.limits import Effort
 from planner.milp.problems import Rows
 from planner.milp.proof.boxes import ROUNDING, Box
@@ -75,7 +75,7 @@ def _run(state: SearchState, waiting: Waiting, configurations: list[Configuratio
     if state.below == UNFIT_NS:
         pick.pick(state, configurations)
         pick.take_trivial(state, set(configurations))
-        relist.spare(state)
+        _spare(state, configurations)
         if not _soon_proved(state, waiting, configurations):
             pick.settle(state)
     _solve_winner(state, waiting)
@@ -93,6 +93,44 @@ def _run(state: SearchState, waiting: Waiting, configurations: list[Configuratio
         prove(state)
         solve_program(state)
         state.stage = "proved"
+
+
+def _spare(state: SearchState, configurations: Sequence[Configuration]) -> None:
+    """Answers variants with less memory of configurations whose even cuts are faster than any answer, and do not fit.
+
+    The first that fits is enough of those that recompute, and of those that only share.
+
+    Args: `state` has the first answers; `configurations` are all of the question, the most promising first.
+    """
+    meter = state.instance.meter
+    most = meter.spent_ns + limits.SPARED_WORK * state.effort.work_ns
+    for shape in _tight(state, configurations) if state.instance.pins.stages is None else ():
+        done: set[bool] = set()
+        for other in pick.thriftier(state.instance, shape):
+            near = state.least_ns(other) <= state.limit - 1 and short_bytes(state.instance, other) <= 0
+            if near and other.sparing not in done and meter.spent_ns < most and (tried := state.look(other)):
+                state.answer(tried, work_ns=limits.PICK_NS)
+                done |= {other.sparing} if tried.answer is not None else set()
+
+
+def _tight(state: SearchState, configurations: Sequence[Configuration]) -> Iterator[Configuration]:
+    """Yields configurations that do not fit and may be faster: those looked into, by what their even cuts take.
+
+    Then come all families for a few ways to use the devices: one that never fits would crowd out the others.
+    """
+    tight = [tried for tried in state.tried.values() if tried.answer is None]
+    ranked = [shape for _, shape in sorted((pick.even_ns(state, tried), tried.shape) for tried in tight)]
+    uses: dict[tuple[object, ...], dict[str, Configuration]] = {}
+    for shape in [*ranked, *configurations]:
+        use = shape.data, shape.workers, shape.micro, shape.grid, shape.mesh, shape.axes
+        if len(uses) < limits.USES or use in uses:
+            uses.setdefault(use, {}).setdefault(shape.family, shape)
+    every = [shape for families in uses.values() for shape in families.values()]
+    for shape in dict.fromkeys([*ranked[: limits.SPARED], *every]):
+        tried = state.look(shape) if state.least_ns(shape) <= state.limit - 1 else None
+        unfit = tried is not None and tried.answer is None
+        if tried is not None and unfit and pick.even_ns(state, tried) <= limits.HOPE * state.limit:
+            yield shape
 
 
 def _soon_proved(state: SearchState, waiting: Waiting, configurations: Sequence[Configuration]) -> bool:

@@ -280,6 +280,7 @@ def squares(outputs: Tensor | tuple[Tensor, ...], _: object) -> Tensor:
     return torch.stack([(each * each).mean() for each in parts if each.is_floating_point()]).sum()
 
 
+@pytest.mark.filterwarnings("ignore:The loss of 2 samples at once")  # some operations mix samples, as is said
 @pytest.mark.parametrize(
     ("name", "device"),
     [(name, "roofline:A100-80GB") for name in [*part(ALONE, 6), *part(RESIZED, 2)]]

@@ -278,3 +278,20 @@ def test_an_error_that_a_library_makes_of_ctrl_c_ends_the_search_as_well(
     monkeypatch.setattr(searching, "prove", lambda state: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         solve(ASKED["two nodes"])
+
+
+def test_where_memory_excludes_plans_all_families_of_several_uses_of_the_devices_are_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "SPARED", 1)
+    question = replace(ASKED["tight"], cluster=cluster(4, memory=60_000))
+    state = SearchState(instance=question.instance(), effort=question.effort)
+    every = pick.ranked(state.instance)
+    pick.pick(state, every)
+    met = list(searching._tight(state, every))
+    assert state.best is None, "nothing fits as it is, so that nothing is ruled out"
+    for shape in met:
+        assert state.tried[shape].answer is None
+    uses = {(shape.data, shape.workers) for shape in met}
+    assert len(uses) > 3
+    assert all(len({s.family for s in met if (s.data, s.workers) == use}) > 3 for use in uses)
