@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,9 +29,12 @@ if TYPE_CHECKING:
 
 ROOFLINE = "roofline:"
 SECONDS_PER_ROW = 0.4
-BESIDE = (
-    0.3  # of the share that others take: by so much times differed that were measured apart on busy machines
-)
+# By so much of the share that others take, times differed that were measured apart on busy machines
+BESIDE = 0.3
+# By so much they differed on idle virtual machines ten minutes and more apart, where a pass takes a fraction of a
+# millisecond; longer ones by no more seconds than these
+VIRTUAL, VIRTUAL_S = 0.5, 150e-6
+_PROCESSORS = Path("/proc/cpuinfo")
 
 
 def usual_precision(device: str) -> str:
@@ -171,19 +175,31 @@ def _by_measuring(workload: Workload, request: MeasureRequest, journal: Path | N
         samples=found.samples,
     )
     slack = with_slack(profile_, found.done.values())
-    return less_sure(slack) if request.device == "cpu" else slack
+    return less_sure(slack, virtual=is_virtual()) if request.device == "cpu" else slack
 
 
-def less_sure(found: Profile) -> Profile:
-    """Returns the profile with spreads no smaller than what else ran on the machine makes of them.
+def is_virtual(processors: Path = _PROCESSORS) -> bool:
+    """Returns whether this machine is a virtual one, whose processors others use that nobody here can see."""
+    try:
+        text = processors.read_text()
+    except OSError:
+        return False
+    return any("hypervisor" in line.split() for line in text.splitlines() if line.startswith("flags"))
+
+
+def less_sure(found: Profile, *, virtual: bool) -> Profile:
+    """Returns the profile with spreads no smaller than what else runs on the machine makes of them.
 
     Others take caches and memory as well, which not even the processor time of one thread leaves out, and they take
     them for longer than a profile takes. So its visits agree with each other, and not with what comes ten minutes later.
+
+    Args: on a `virtual` machine some of the others are never seen, and short passes feel them most.
     """
     least = BESIDE * found.others
 
-    def at_least(time: Seconds) -> Seconds:
-        return replace(time, spread=max(time.spread, least * time.median))
+    def at_least(time: Seconds, of: int = 1) -> Seconds:
+        unseen = min(VIRTUAL * time.median, VIRTUAL_S / of) if virtual else 0.0
+        return replace(time, spread=max(time.spread, least * time.median, unseen))
 
     costs = {
         key: replace(
@@ -196,7 +212,8 @@ def less_sure(found: Profile) -> Profile:
         for key, cost in found.costs.items()
     }
     update = found.optimizer.seconds_per_parameter
-    optimizer = replace(found.optimizer, seconds_per_parameter=at_least(update))
+    updated = sum(prod(p.shape) for p in found.graph.trained)
+    optimizer = replace(found.optimizer, seconds_per_parameter=at_least(update, max(1, updated)))
     return replace(found, costs=costs, optimizer=optimizer)
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ import torch
 from planner.arrays import NS_PER_S
 from planner.errors import BadInput, Infeasible
 from planner.measure import measure, measured_on
-from planner.measure.measure import BESIDE, less_sure
+from planner.measure.measure import BESIDE, VIRTUAL, VIRTUAL_S, is_virtual, less_sure
 from planner.measure.process.parent import child
 from planner.measure.process.protocol import Done, Journal, encode
 from planner.profile import CostKey, Profile, Seconds
@@ -326,7 +327,25 @@ def test_times_of_a_busy_machine_are_no_surer_than_what_else_ran_lets_them_be() 
     sure, unsure = Seconds(median=1.0, spread=0.01), Seconds(median=1.0, spread=0.5)
     graph = plan_examples.profile((1,))
     row = replace(cost(), forward=sure, backward=unsure)
-    found = less_sure(replace(graph, costs={key: row}, others=0.8)).costs[key]
+    found = less_sure(replace(graph, costs={key: row}, others=0.8), virtual=False).costs[key]
     assert (found.forward.median, found.forward.spread) == (1.0, pytest.approx(0.8 * BESIDE))
     assert found.backward == unsure
-    assert less_sure(replace(graph, others=0.0)) == graph
+    assert less_sure(replace(graph, others=0.0), virtual=False) == graph
+
+
+def test_short_passes_on_a_virtual_machine_are_no_surer_than_two_profiles_apart_would_be(
+    tmp_path: Path,
+) -> None:
+    key = CostKey("layer", 1, (), "fp32", "eager")
+    short, long = Seconds(median=1e-4, spread=1e-6), Seconds(median=1.0, spread=1e-6)
+    row = replace(cost(), forward=short, backward=long)
+    found = less_sure(replace(plan_examples.profile((1,)), costs={key: row}, others=0.0), virtual=True)
+    assert found.costs[key].forward.spread == pytest.approx(VIRTUAL * 1e-4)
+    assert found.costs[key].backward.spread == pytest.approx(VIRTUAL_S)
+    elements = sum(prod(p.shape) for p in found.graph.trained)
+    assert found.optimizer.seconds_per_parameter.spread <= VIRTUAL_S / elements
+    processors = tmp_path / "cpuinfo"
+    for flags, virtual in (("flags\t\t: fpu hypervisor sse2", True), ("flags\t\t: fpu hypervisors", False)):
+        processors.write_text(f"processor : 0\n{flags}\n")
+        assert is_virtual(processors) is virtual
+    assert not is_virtual(tmp_path / "nothing")
