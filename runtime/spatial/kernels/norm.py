@@ -78,28 +78,35 @@ class _Normalise(torch.autograd.Function):
         x, mean, inverse, *rest = ctx.saved_tensors
         groups = ctx.groups
         weight = rest[0] if rest else None
-        wide, dys = _view(_wide(x), groups), _view(_wide(dy), groups)
-        space = tuple(range(3, wide.dim()))
-        centred = wide - mean
-        by_channel = _over(dys, space)  # (sample, group, channel)
-        by_channel_x = _over(dys * centred, space) * inverse
-        w = _affine(weight, groups, wide.dim())
+        xs, dys = _view(_wide(x), groups), _view(_wide(dy), groups)
+        by_channel, by_channel_x = _channel_sums(dys, xs, mean, inverse)
+        w = _affine(weight, groups, xs.dim())
         inner = tuple(dim for dim in groups.dims if dim < 3)
         sums = [
             (part if w is None else part * w).sum(inner, keepdim=True) for part in (by_channel, by_channel_x)
         ]
         total, total_x = ctx.mesh.reduce(torch.stack(sums), groups.axes) / groups.elements
-        scale = inverse if w is None else inverse * w
-        dx = centred.mul_(-inverse * inverse * total_x).add_(dys * scale).sub_(inverse * total)
+        scale, slope = inverse if w is None else inverse * w, -inverse * inverse * total_x
+        dx = torch.addcmul(-inverse * total - slope * mean, xs, slope).addcmul_(dys, scale)
         shape = None if weight is None else weight.shape
         dw = by_channel_x.sum(0).reshape(shape).to(weight.dtype) if weight is not None and shape else None
         db = by_channel.sum(0).reshape(-1).to(dy.dtype) if ctx.has[1] else None
         return dx.flatten(1, 2).to(x.dtype), dw, db, None, None
 
 
-def _over(x: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """Returns a sum over some dimensions; torch would take the sum of all where none are named."""
-    return x.sum(dims, keepdim=True) if dims else x
+def _channel_sums(dys: Tensor, xs: Tensor, mean: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the sums over space of a gradient, and of it times what was normalised, in one pass over both.
+
+    Returns: (sample, group, channel, 1...) of the views given.
+    """
+    rows = xs.shape[:3]
+    flat = [part.expand(*rows, *[1] * (part.dim() - 3)).reshape(-1) for part in (mean, inverse)]
+    given = [part.reshape(1, prod(rows), -1) for part in (dys, xs)]
+    _, by_x, by_y = torch.ops.aten.native_batch_norm_backward(
+        *given, None, None, None, *flat, True, 0.0, [False, True, True]
+    )
+    shape = *rows, *[1] * (xs.dim() - 3)
+    return by_y.view(shape), by_x.view(shape)
 
 
 def _wide(x: Tensor) -> Tensor:
