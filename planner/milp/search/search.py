@@ -23,7 +23,7 @@ from planner.milp.proof.boxes import ROUNDING, Box
 from planner.milp.proof.prove import ConfigurationProof, ConfigurationState
 from planner.milp.proof.separable import SeparableRows
 from planner.milp.search import pick, relist
-from planner.milp.search.descent import UNFIT_NS, Answer, descend
+from planner.milp.search.descent import UNFIT_NS, Answer, descend, fits, starts
 from planner.milp.search.relist import Waiting
 from planner.milp.search.state import SearchState
 
@@ -116,21 +116,27 @@ def _spare(state: SearchState, configurations: Sequence[Configuration]) -> None:
 def _tight(state: SearchState, configurations: Sequence[Configuration]) -> Iterator[Configuration]:
     """Yields configurations that do not fit and may be faster: those looked into, by what their even cuts take.
 
-    Then come all families for a few ways to use the devices: one that never fits would crowd out the others.
+    Where there are some, all families come for a few ways to use the devices: one that never fits would crowd out the
+    others.
     """
-    tight = [tried for tried in state.tried.values() if tried.answer is None]
-    ranked = [shape for _, shape in sorted((pick.even_ns(state, tried), tried.shape) for tried in tight)]
+    known = [tried for tried in state.tried.values() if tried.answer is None]
+    ranked = [shape for _, shape in sorted((pick.even_ns(state, tried), tried.shape) for tried in known)]
+    met = [shape for shape in ranked[: limits.SPARED] if _is_tight(state, shape)]
+    yield from met
     uses: dict[tuple[object, ...], dict[str, Configuration]] = {}
-    for shape in [*ranked, *configurations]:
+    for shape in [*ranked, *configurations] if met else ():
         use = shape.data, shape.workers, shape.micro, shape.grid, shape.mesh, shape.axes
         if len(uses) < limits.USES or use in uses:
             uses.setdefault(use, {}).setdefault(shape.family, shape)
-    every = [shape for families in uses.values() for shape in families.values()]
-    for shape in dict.fromkeys([*ranked[: limits.SPARED], *every]):
-        tried = state.look(shape) if state.least_ns(shape) <= state.limit - 1 else None
-        unfit = tried is not None and tried.answer is None
-        if tried is not None and unfit and pick.even_ns(state, tried) <= limits.HOPE * state.limit:
-            yield shape
+    every = dict.fromkeys(shape for families in uses.values() for shape in families.values())
+    yield from (shape for shape in every if shape not in met and _is_tight(state, shape))
+
+
+def _is_tight(state: SearchState, shape: Configuration) -> bool:
+    """Returns whether no even cut of a configuration fits, of which one may be faster than the best plan."""
+    tried = state.look(shape) if state.least_ns(shape) <= state.limit - 1 else None
+    near = tried is not None and pick.even_ns(state, tried) <= limits.HOPE * state.limit
+    return tried is not None and near and not fits(tried.problem, starts(tried.problem)).any()
 
 
 def _soon_proved(state: SearchState, waiting: Waiting, configurations: Sequence[Configuration]) -> bool:
