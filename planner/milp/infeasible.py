@@ -55,7 +55,7 @@ def no_shape(instance: Instance, possible: Callable[[Instance], bool]) -> str:
     """Returns a sentence that names the pins which exclude every configuration.
 
     Args: `possible` tells whether a changed question has any configuration.
-    Returns: one line for the user; where pins are not the cause, the line says what does not divide.
+    Returns: one line for the user; it says what does not divide.
     """
     pinned = told(instance.pins)
     alone = [key for key, pins in _each_freed(instance.pins) if possible(changed(instance, pins=pins))]
@@ -66,18 +66,17 @@ def no_shape(instance: Instance, possible: Callable[[Instance], bool]) -> str:
         keys = " and ".join(f"{key}={pinned[key]}" for key in alone)
         leave = "exclude every one, and either let go leaves some" if len(alone) > 1 else "excludes every one"
         what = f"no plan of {instance.batch} samples: {keys} {leave}"
-        return "; ".join([what, *_refused(instance.pins), _indivisible(instance, brief=True)])
+        apart = instance.pins.data and instance.batch % instance.pins.data
+        why = [f"{instance.batch} is no multiple of {instance.pins.data}"] if apart else []
+        return "; ".join([what, *why, *_refused(instance.pins), _indivisible(instance, brief=True)])
     keys = ", ".join(f"{key}={value}" for key, value in pinned.items())
     return f"no plan of {instance.batch} samples: {keys} exclude each other; {_indivisible(instance, brief=True)}"
 
 
 def _refused(pins: Pins) -> list[str]:
     """Returns why the pinned schedules refuse the pinned number of workers; nothing where one of them accepts it."""
-    workers = pins.pipeline
-    if workers is None:
-        return []
-    words: list[str] = []
-    for family in pins.schedules:
+    workers, words = pins.pipeline or 0, list[str]()
+    for family in pins.schedules if workers else ():
         try:
             generate(family, workers=workers, micros=2 * workers, pairs=pins.pairs or 1, chunks=pins.chunks)
             return []

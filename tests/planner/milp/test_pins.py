@@ -24,7 +24,7 @@ MACHINES = cluster(4)
     ("fix", "says"),
     [
         ({"micro": 3}, r"micro=3 excludes every one; there are 4 devices.*\(1, 2\)"),
-        ({"data": 3}, "data=3 excludes every one"),
+        ({"data": 3}, "data=3 excludes every one; .* is no multiple of 3;"),
         ({"data": 3, "micro": 2}, "data=3 excludes every one"),
         ({"pipeline": 7}, "pipeline=7 excludes every one.*6 layers"),
         (

@@ -18,6 +18,9 @@ class Terminal(io.StringIO):
 
 def test_progress_tells_the_time_left() -> None:
     assert Report("profile").line(0.25, spent_s=10) == "profile: 25%, about 30 s left"
+    assert Report("profile").line(0.01, spent_s=10) == "profile: 1%", (
+        "the first steps take longer than others"
+    )
     assert Report("profile").line(0.0, spent_s=10) == "profile: 0%"
 
 
