@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from pathlib import Path
 
 from benchmarks.harness import Cell, Result, Table, above, main
 from benchmarks.solver import INSTANCES, P100, Instance, captured, chain, flat, shipped
+from planner.cluster import with_nodes
 from planner.errors import Infeasible
 from planner.milp import Question, solve, solve_with_search
 from planner.milp.configurations.configurations import Configuration
@@ -18,6 +20,7 @@ CLAIM = (
 )
 BEST, DRAWN, ALLOWED = 20, 50, 0.5
 H100 = "H100-80GB"
+VNET = str(Path(__file__).parent / "adapters" / "vnet.py")
 MORE = (
     Instance(
         name="GPT-2 xl, 8 devices",
@@ -61,6 +64,14 @@ MORE = (
         batch=8,
         quick=True,
     ),
+    Instance(
+        name="V-Net of 448 cubed with grids, tight memory, 128 devices",
+        profile=captured(
+            VNET, H100, (1,), precision="bf16", grids=((2,), (4,), (2, 2), (2, 2, 2)), width="32"
+        ),
+        cluster=lambda: with_nodes(shipped("h100x8")(), 16),
+        batch=64,
+    ),
 )
 
 
@@ -71,6 +82,7 @@ def pins_of(shape: Configuration) -> dict[str, object]:
         "micro": shape.micro,
         "chunks": shape.chunks,
         "shard": shape.shard,
+        "spatial": "x".join(map(str, shape.grid)) or 1,
     }
 
 

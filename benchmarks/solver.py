@@ -25,6 +25,7 @@ from planner.milp.layer_orders.orders import Searched, searched
 from planner.model import Layer, ModelGraph, Parameter, Value
 from planner.profile import Profile
 from planner.workload import load
+from runtime.spatial import AloneShard
 from tests.planner.rooflines import from_graph
 
 CLAIM = (
@@ -50,10 +51,19 @@ class Instance:
     aim_gap: float = 0.0  # per cent, within the orders
 
 
-def captured(name: str, device: str, micros: tuple[int, ...], **arguments: str) -> Callable[[], Profile]:
+def captured(
+    name: str,
+    device: str,
+    micros: tuple[int, ...],
+    *,
+    precision: str = "fp32",
+    grids: tuple[tuple[int, ...], ...] = (),
+    **arguments: str,
+) -> Callable[[], Profile]:
     def make() -> Profile:
-        workload = load(name, arguments)
-        return measure.profile(workload, device=f"roofline:{device}", micros=micros, precision="fp32")
+        split = AloneShard() if grids else None
+        how = {"device": f"roofline:{device}", "micros": micros, "precision": precision, "grids": grids}
+        return measure.profile(load(name, arguments), spatial=split, **how)  # type: ignore[arg-type]
 
     return make
 
