@@ -31,8 +31,8 @@ ROOFLINE = "roofline:"
 SECONDS_PER_ROW = 0.4
 # By so much of the share that others take, times differed that were measured apart on busy machines
 BESIDE = 0.3
-# By so much they differed on idle virtual machines ten minutes and more apart, where a pass takes a fraction of a
-# millisecond; longer ones by no more seconds than these
+# By about so much they differed on idle virtual machines within an hour, where a pass takes a fraction of a millisecond;
+# longer ones by no more seconds than these
 VIRTUAL, VIRTUAL_S = 0.5, 150e-6
 _PROCESSORS = Path("/proc/cpuinfo")
 

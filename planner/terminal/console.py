@@ -99,7 +99,6 @@ if TYPE_CHECKING:
 
 FIRST_LINE_S = 1.0  # what takes less is not spoken of
 SECONDS_BETWEEN_LINES = 10.0
-TELLING = 0.05  # share from which the time that is left can be told: first steps take longer than others
 MOST_RARELY_S = 300.0  # between two words of what takes long
 LEAST_SHARE = 0.05  # of the work: before it, nobody knows how long the rest takes
 _A_SECOND = 4  # times that a line in place is written
@@ -189,7 +188,7 @@ class Report:
 
         Args: `share` is between 0 and 1; `spent_s` is seconds since the start.
         """
-        left = f", about {spent_s * (1 - share) / share:.0f} s left" if share >= TELLING else ""
+        left = f", about {spent_s * (1 - share) / share:.0f} s left" if share >= LEAST_SHARE else ""
         return f"{self._named}: {share:.0%}{left}"
 
     @property

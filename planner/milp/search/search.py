@@ -108,9 +108,10 @@ def _spare(state: SearchState, configurations: Sequence[Configuration]) -> None:
         done: set[bool] = set()
         for other in pick.thriftier(state.instance, shape):
             near = state.least_ns(other) <= state.limit - 1 and short_bytes(state.instance, other) <= 0
-            if near and other.sparing not in done and meter.spent_ns < most and (tried := state.look(other)):
+            again = other.sparing or other.recompute
+            if near and again not in done and meter.spent_ns < most and (tried := state.look(other)):
                 state.answer(tried, work_ns=limits.PICK_NS)
-                done |= {other.sparing} if tried.answer is not None else set()
+                done |= {again} if tried.answer is not None else set()
 
 
 def _tight(state: SearchState, configurations: Sequence[Configuration]) -> Iterator[Configuration]:
