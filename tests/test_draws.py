@@ -88,10 +88,13 @@ def test_tests_that_are_drawn_are_there() -> None:
 
 
 def test_what_tests_take_is_read_from_a_run(tmp_path: Path) -> None:
-    rows = [("each[a]", 1.5), ("each[b]", 1.0), ("quick[a]", 0.1), ("quick[b]", 0.1), ("single", 9.0)]
+    rows = [("each[a]", 1.5), ("each[b]", 1.0), ("quick[a]", 0.1), ("quick[b]", 0.1), ("single", 9.0), ("tiny", 0)]
     cases = "".join(
         f'<testcase classname="tests.test_a" name="test_{name}" time="{seconds}"/>' for name, seconds in rows
     )
     (tmp_path / "junit.xml").write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
-    found = budget.measured(tmp_path / "junit.xml", {"tests/test_a.py::test_single": 3.0})
-    assert found == {"tests/test_a.py::test_each": 1.25, "tests/test_a.py::test_single": 9.0}
+    before = {"tests/test_a.py::test_single": 3.0, "tests/test_a.py::test_tiny": 1.0}
+    found = budget.measured(tmp_path / "junit.xml", before)
+    wanted = {"each": 1.25, "single": 9.0, "tiny": budget.LEAST_S}  # never 0, by which nobody can divide
+    assert found == {f"tests/test_a.py::test_{name}": seconds for name, seconds in wanted.items()}
+    assert min(budget.known().values()) >= budget.LEAST_S
