@@ -88,7 +88,14 @@ def test_tests_that_are_drawn_are_there() -> None:
 
 
 def test_what_tests_take_is_read_from_a_run(tmp_path: Path) -> None:
-    rows = [("each[a]", 1.5), ("each[b]", 1.0), ("quick[a]", 0.1), ("quick[b]", 0.1), ("single", 9.0), ("tiny", 0)]
+    rows = [
+        ("each[a]", 1.5),
+        ("each[b]", 1.0),
+        ("quick[a]", 0.1),
+        ("quick[b]", 0.1),
+        ("single", 9.0),
+        ("tiny", 0),
+    ]
     cases = "".join(
         f'<testcase classname="tests.test_a" name="test_{name}" time="{seconds}"/>' for name, seconds in rows
     )
