@@ -49,6 +49,8 @@ SPARED = (
 )
 USES = 12  # ways to use the devices, of each of which a configuration of each family is among them
 SPARED_WORK = 0.1  # of the work allowed is for that
+SOLVED_USES = 3  # of the best ways to use the devices, all variants are looked into first where memory binds
+SOLVED_WORK = 0.05  # of the work allowed is for each of them
 HOPE = 1.2  # of the best answer so far: an even cut that takes more is not descended from
 GLANCES = 0.1  # of the work allowed is for those even cuts
 LOOKS = 0.85  # of the work allowed is spent by the end of first looks

@@ -32,8 +32,10 @@ from planner.milp.proof.feasible import (
 from planner.milp.proof.hull import Windows, surrounded
 from planner.milp.proof.multipliers import RowPool
 from planner.milp.proof.separable import SeparableRows
-from planner.milp.proof.weights import stack
+from planner.milp.proof.weights import Weights, stack
 from planner.milp.search.descent import UNFIT_NS, Answer, even
+
+_FILTERS = 2  # of what the program is written over
 
 
 @dataclass(kw_only=True)
@@ -241,6 +243,23 @@ class ConfigurationState:
     answer: Answer | None = None
     bound_ns: int = 0
     closing: ConfigurationProof | None = None
+
+    def left(self, limit: int) -> tuple[Box, Weights] | None:
+        """Returns the cuts that the rows do not refute, and the rows; ties with an answer that takes `limit` stay.
+
+        A box of many arcs is not filtered further: it is too large for the program anyway.
+        """
+        if self.closing is None or self.closing.root is None or self.problem.flagged:
+            return None
+        pool, most, box = self.closing.record.pool, limit + ROUNDING, self.closing.root
+        rows = pool.weights.part(pool.active())
+        spans = SeparableRows(box.problem).narrowed(rows, most, box.low, box.high)
+        found = None if spans is None else box.narrowed(*spans)
+        for _ in range(_FILTERS):
+            if found is not None and sum(int(a.sum()) for a in found.alive) <= limits.FILTERED_ARCS:
+                found = found.filtered(rows, most)
+        self.bound_ns = limit if found is None else self.bound_ns
+        return None if found is None else (found, rows)
 
 
 def _point(spans: Windows) -> bool:

@@ -1,9 +1,9 @@
 """The course of a search: which configurations are looked into, and when.
 
 First answers come from the most promising configurations and from the trivial plans, from variants with less memory
-where those do not fit, and from orders listed anew for the best. Then configurations are taken up as their totals (`planner.milp.proof.totals`) bound them, the lowest
-first. What is left when the work allowed for that is done is bounded by the next one, and nothing was spent on what
-could not be the least. At last the mixed-integer program states the proof over whatever is still open.
+where those do not fit, and from orders listed anew for the best. Then configurations are taken up as their totals
+bound them, the lowest first. What is left when the work allowed for that is done is bounded by the next one. At last
+the mixed-integer program states the proof over whatever is still open.
 """
 
 from __future__ import annotations
@@ -19,15 +19,11 @@ from planner.milp.configurations.configurations import Configuration
 from planner.milp.instance import Instance, short_bytes
 from planner.milp.limits import Effort
 from planner.milp.problems import Rows
-from planner.milp.proof.boxes import ROUNDING, Box
 from planner.milp.proof.prove import ConfigurationProof, ConfigurationState
-from planner.milp.proof.separable import SeparableRows
 from planner.milp.search import pick, relist
 from planner.milp.search.descent import UNFIT_NS, Answer, descend, fits, starts
 from planner.milp.search.relist import Waiting
 from planner.milp.search.state import SearchState
-
-_FILTERS = 2  # of what the program is written over
 
 
 @limits.seldom_collected()
@@ -75,9 +71,11 @@ def _run(state: SearchState, waiting: Waiting, configurations: list[Configuratio
     if state.below == UNFIT_NS:
         pick.pick(state, configurations)
         pick.take_trivial(state, set(configurations))
-        _spare(state, configurations)
+        tight = _spare(state, configurations)
         if not _soon_proved(state, waiting, configurations):
             pick.settle(state)
+            if tight:
+                _solve_uses(state, waiting, configurations)
     _solve_winner(state, waiting)
     best = _grow(state, waiting)
     state.stage = "settled"
@@ -95,23 +93,24 @@ def _run(state: SearchState, waiting: Waiting, configurations: list[Configuratio
         state.stage = "proved"
 
 
-def _spare(state: SearchState, configurations: Sequence[Configuration]) -> None:
+def _spare(state: SearchState, configurations: Sequence[Configuration]) -> bool:
     """Answers variants with less memory of configurations whose even cuts are faster than any answer, and do not fit.
 
     The first that fits is enough of those that recompute, and of those that only share.
 
     Args: `state` has the first answers; `configurations` are all of the question, the most promising first.
+    Returns: whether there are such configurations.
     """
-    meter = state.instance.meter
+    meter, tight = state.instance.meter, False
     most = meter.spent_ns + limits.SPARED_WORK * state.effort.work_ns
     for shape in _tight(state, configurations) if state.instance.pins.stages is None else ():
-        done: set[bool] = set()
+        done, tight = set[bool](), True
         for other in pick.thriftier(state.instance, shape):
-            near = state.least_ns(other) <= state.limit - 1 and short_bytes(state.instance, other) <= 0
-            again = other.sparing or other.recompute
-            if near and again not in done and meter.spent_ns < most and (tried := state.look(other)):
+            again, wanted = other.sparing or other.recompute, _may_win(state, other) and meter.spent_ns < most
+            if wanted and again not in done and (tried := state.look(other)):
                 state.answer(tried, work_ns=limits.PICK_NS)
                 done |= {again} if tried.answer is not None else set()
+    return tight
 
 
 def _tight(state: SearchState, configurations: Sequence[Configuration]) -> Iterator[Configuration]:
@@ -126,11 +125,40 @@ def _tight(state: SearchState, configurations: Sequence[Configuration]) -> Itera
     yield from met
     uses: dict[tuple[object, ...], dict[str, Configuration]] = {}
     for shape in [*ranked, *configurations] if met else ():
-        use = shape.data, shape.workers, shape.micro, shape.grid, shape.mesh, shape.axes
+        use = *_use(shape), shape.micro
         if len(uses) < limits.USES or use in uses:
             uses.setdefault(use, {}).setdefault(shape.family, shape)
     every = dict.fromkeys(shape for families in uses.values() for shape in families.values())
     yield from (shape for shape in every if shape not in met and _is_tight(state, shape))
+
+
+def _solve_uses(state: SearchState, waiting: Waiting, configurations: Sequence[Configuration]) -> None:
+    """Looks into all variants of the ways to use the devices that came out best, as if each way were pinned.
+
+    Where memory binds, few even cuts fit: a proof meets the cuts that do.
+
+    Args: `state` has answers; `configurations` are all of the question.
+    """
+    met = sorted((tried.answer.ns, shape) for shape, tried in state.tried.items() if tried.answer is not None)
+    for use in list(dict.fromkeys(_use(shape) for _, shape in met))[: limits.SOLVED_USES]:
+        most = state.instance.meter.spent_ns + limits.SOLVED_WORK * state.effort.work_ns
+        own = [shape for shape in configurations if _use(shape) == use]
+        for each in (each for shape in own for each in (shape, *pick.thriftier(state.instance, shape))):
+            if each not in waiting.done and _may_win(state, each) and state.instance.meter.spent_ns < most:
+                waiting.examine(each)
+        state.take_further(
+            [tried for tried in state.open if _use(tried.shape) == use], state.effort.nodes, most
+        )
+
+
+def _may_win(state: SearchState, shape: Configuration) -> bool:
+    """Returns whether a configuration has room, and may be faster than the best plan."""
+    return state.least_ns(shape) <= state.limit - 1 and short_bytes(state.instance, shape) <= 0
+
+
+def _use(shape: Configuration) -> tuple[object, ...]:
+    """Returns how a configuration uses the devices."""
+    return shape.data, shape.workers, shape.grid, shape.mesh, shape.axes
 
 
 def _is_tight(state: SearchState, shape: Configuration) -> bool:
@@ -251,8 +279,9 @@ def solve_program(state: SearchState) -> None:
     most = limits.PROGRAM_ARCS if others else limits.PROVED_ARCS
     given: list[tuple[ConfigurationState, formulation.OpenConfiguration | None]] = []
     for tried in [state.best, *others]:
-        given.append((tried, _open_part(state, tried, limits.FILTERED_ARCS)))
-        part = given[-1][1]
+        left = tried.left(state.limit)
+        part = left and formulation.OpenConfiguration(box=left[0], rows=left[1], bound_ns=tried.bound_ns)
+        given.append((tried, part))
         most -= sum(int(a.sum()) for a in part.box.alive) if part is not None else 0
         if most < 0:
             return
@@ -268,25 +297,3 @@ def solve_program(state: SearchState) -> None:
     for tried, part in given:
         if part is not None:
             tried.bound_ns = max(tried.bound_ns, min(least, state.limit))
-
-
-def _open_part(
-    state: SearchState, tried: ConfigurationState, most_arcs: int
-) -> formulation.OpenConfiguration | None:
-    """Returns the cuts that the rows do not refute; ties with the best answer stay.
-
-    Args: a box of more than `most_arcs` is not filtered further: it is too large for the program anyway.
-    """
-    if tried.closing is None or tried.closing.root is None or tried.problem.flagged:
-        return None
-    pool, most = tried.closing.record.pool, state.limit + ROUNDING
-    rows = pool.weights.part(pool.active())
-    box: Box | None = tried.closing.root
-    if box is not None:
-        spans = SeparableRows(box.problem).narrowed(rows, most, box.low, box.high)
-        box = None if spans is None else box.narrowed(*spans)
-    for _ in range(_FILTERS):
-        if box is not None and sum(int(a.sum()) for a in box.alive) <= most_arcs:
-            box = box.filtered(rows, most)
-    tried.bound_ns = state.limit if box is None else tried.bound_ns
-    return None if box is None else formulation.OpenConfiguration(box=box, rows=rows, bound_ns=tried.bound_ns)

@@ -196,7 +196,11 @@ def _norms() -> None:
     function("local response norm", lambda x: F.local_response_norm(x, 3))
     function("gated by channels", lambda x: F.glu(x, 1))
     function("gated by channels of a volume", lambda x: F.glu(x, -4), dims=3)
-    function("gated by rows", lambda x: F.avg_pool2d(F.glu(x, 2), 2), around="aten.glu")
+    function(
+        "gated by rows",
+        lambda x: F.avg_pool2d(F.glu(F.interpolate(x, scale_factor=2), 2), 2),
+        around="aten.glu",
+    )
     function("cosine similarity", lambda x, y: x * F.cosine_similarity(x, y, 1).unsqueeze(1), channels=(4, 4))
     function(
         "cosine similarity with the first row", lambda x: x * F.cosine_similarity(x, x[:, :, :1]).unsqueeze(1)

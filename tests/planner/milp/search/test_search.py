@@ -25,6 +25,7 @@ from planner.milp import (
 )
 from planner.milp.search import pick
 from planner.milp.search import search as searching
+from planner.milp.search.relist import Waiting
 from planner.plan import Plan, dump
 from planner.verify import violations
 from tests.draws import SEED
@@ -295,3 +296,18 @@ def test_where_memory_excludes_plans_all_families_of_several_uses_of_the_devices
     uses = {(shape.data, shape.workers) for shape in met}
     assert len(uses) > 3
     assert all(len({s.family for s in met if (s.data, s.workers) == use}) > 3 for use in uses)
+
+
+def test_where_memory_binds_all_variants_of_the_best_uses_of_the_devices_are_looked_into_first() -> None:
+    question = replace(ASKED["tight"], cluster=cluster(4, memory=100_000))
+    state = SearchState(instance=question.instance(), effort=question.effort)
+    waiting, every = Waiting(state=state), pick.ranked(state.instance)
+    pick.pick(state, every)
+    assert searching._spare(state, every), "memory excludes cuts that would be faster"
+    uses = {searching._use(shape) for shape, tried in state.tried.items() if tried.answer is not None}
+    assert len(uses) == 1
+    searching._solve_uses(state, waiting, every)
+    own = [shape for shape in every if searching._use(shape) in uses]
+    variants = [each for shape in own for each in (shape, *pick.thriftier(state.instance, shape))]
+    assert 0 < len(own) < len(every) and len(waiting.done) > len(own)
+    assert not [each for each in variants if each not in waiting.done and searching._may_win(state, each)]
