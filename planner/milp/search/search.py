@@ -146,9 +146,8 @@ def _solve_uses(state: SearchState, waiting: Waiting, configurations: Sequence[C
         for each in (each for shape in own for each in (shape, *pick.thriftier(state.instance, shape))):
             if each not in waiting.done and _may_win(state, each) and state.instance.meter.spent_ns < most:
                 waiting.examine(each)
-        state.take_further(
-            [tried for tried in state.open if _use(tried.shape) == use], state.effort.nodes, most
-        )
+        left = [tried for tried in state.open if _use(tried.shape) == use]
+        state.take_further(left, state.effort.nodes, most)
 
 
 def _may_win(state: SearchState, shape: Configuration) -> bool:
