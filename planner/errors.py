@@ -12,8 +12,9 @@ ShardwrightError
 
 from __future__ import annotations
 
+import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,3 +122,25 @@ class Violation:
 
     def __str__(self) -> str:
         return f"{self.rule}: {self.where}: {self.message}" if self.where else f"{self.rule}: {self.message}"
+
+
+ALIKE_SHOWN = 3  # of violations that differ in numbers only, before the others are counted
+_NUMBER = re.compile(r"\d+")
+
+
+def without_alike(found: Iterable[Violation]) -> Iterator[tuple[Violation, str]]:
+    """Yields what a person is told of violations, with what is said behind each of them.
+
+    Where many differ in numbers only, as stages or ranks with the same fault do, the first few are told, and the last of
+    those counts the others: " (and 61 more like it, up to stage 63)".
+    """
+    groups: dict[tuple[str, ...], list[Violation]] = {}
+    for each in found:
+        key = tuple(_NUMBER.sub("#", text) for text in (each.rule, each.where, each.message))
+        groups.setdefault(key, []).append(each)
+    for group in groups.values():
+        shown = group if len(group) <= ALIKE_SHOWN + 1 else group[:ALIKE_SHOWN]
+        more = len(group) - len(shown)
+        last = f", up to {group[-1].where}" if group[-1].where else ""
+        for each in shown:
+            yield each, f" (and {more} more like it{last})" if more and each is shown[-1] else ""

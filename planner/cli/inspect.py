@@ -12,7 +12,7 @@ import typer
 from planner import files, terminal
 from planner.cli.app import Force, Json, Out, PlanFile, Tools
 from planner.cli.profile import costs_in
-from planner.errors import BadInput, BadPlan
+from planner.errors import BadInput, BadPlan, without_alike
 
 if TYPE_CHECKING:
     from planner.errors import Violation
@@ -61,7 +61,9 @@ def right_plan(file: Path) -> Plan:
 def _refuse(plan: Path, found: Sequence[Violation]) -> None:
     if found:
         count = f"{len(found)} violation{'s' if len(found) > 1 else ''}"
-        raise BadPlan("\n".join([f"{plan}: {count}", *(f"  {violation}" for violation in found)]))
+        raise BadPlan(
+            "\n".join([f"{plan}: {count}", *(f"  {each}{more}" for each, more in without_alike(found))])
+        )
 
 
 def _show_command(tools: Tools) -> Callable[..., None]:

@@ -91,17 +91,15 @@ def plan(given: PlanOptions, measure: Measure, observe: Observe) -> None:
     )
     answer = _one if goal.single else _front if goal.frontier else _sweep
     try:
-        with watch.stoppable(SIGTERM), line:  # which `timeout` and batch systems send
+        with watch.stoppable(SIGTERM, say=given.out.note), line:  # `timeout` and batch systems send it
             data, text = answer(question, goal, given)
     except KeyboardInterrupt:
         raise Interrupted(_ENDED if watch.stopped else "interrupted") from None
     if watch.stopped:
-        given.out.note(_STOPPED)
         data["stopped"] = True
     given.out.result(data, lambda: text)
 
 
-_STOPPED = "stopped: the answer is the best so far, and its gap counts all that was not looked into"
 _ENDED = "stopped: nothing found yet"
 
 

@@ -32,17 +32,34 @@ def export(plan: Plan, to: str, where: str = "plan") -> str:
     if to not in TRAINERS:
         raise BadInput(f"no trainer is called '{to}'", where="--to", allowed=", ".join(TRAINERS))
     trainer, settings = TRAINERS[to], settings_of(plan)
-    lost = list(unsayable(plan)) or list(trainer.unsayable(settings))
-    if not lost and settings.order not in trainer.orders and misplaced(plan, trainer.orders[0]):
-        outer, inner, _ = plan.axes.order
-        lost = [f"{inner} inside of {outer} over {settings.nodes} nodes (it numbers ranks otherwise)"]
-    if lost:
+    if lost := _lost(plan, trainer, settings):
+        able = [name for name, other in TRAINERS.items() if not _lost(plan, other, settings)]
+        others = f"{' or '.join(able)}, which can; or " if able else ""
         raise BadInput(
             f"{to} cannot state what this plan has: {'; '.join(lost)}",
             where=where,
-            allowed=f"another trainer, or a plan with --schedule {','.join(trainer.families or ('1f1b',))} and other pins",
+            allowed=f"{others}a plan with {_pins(trainer, settings)} and other pins",
         )
     return trainer.write(settings, _about(plan))
+
+
+def _lost(plan: Plan, trainer: Trainer, settings: Settings) -> list[str]:
+    """Returns what of a plan a trainer cannot state, in a person's words."""
+    lost = list(unsayable(plan)) or list(trainer.unsayable(settings))
+    if not lost and settings.order not in trainer.orders and misplaced(plan, trainer.orders[0]):
+        outer, inner, _ = plan.axes.order
+        return [f"{inner} inside of {outer} over {settings.nodes} nodes (it numbers ranks otherwise)"]
+    return lost
+
+
+def _pins(trainer: Trainer, settings: Settings) -> str:
+    """Returns the pins with which `plan` keeps to what a trainer can state, as far as these settings do not."""
+    found = [f"--schedule {','.join(trainer.families or ('1f1b',))}"]
+    if settings.pipeline > 1 and not trainer.families:
+        found.append("--fix pipeline=1")
+    if settings.share not in trainer.shares:
+        found.append(f"--fix shard={trainer.shares[0] or 'none'}")
+    return " ".join(found)
 
 
 def _about(plan: Plan) -> str:

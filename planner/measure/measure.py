@@ -31,9 +31,9 @@ ROOFLINE = "roofline:"
 SECONDS_PER_ROW = 0.4
 # By so much of the share that others take, times differed that were measured apart on busy machines
 BESIDE = 0.3
-# By about so much they differed on idle virtual machines within an hour, where a pass takes a fraction of a millisecond;
-# longer ones by no more seconds than these
-VIRTUAL, VIRTUAL_S = 0.5, 150e-6
+# By about so much they differed on idle virtual machines ten minutes apart, where a pass takes a fraction of a
+# millisecond; longer ones by no more seconds than these, and all by this least share
+VIRTUAL, VIRTUAL_S, VIRTUAL_LEAST = 0.5, 150e-6, 0.1
 _PROCESSORS = Path("/proc/cpuinfo")
 
 
@@ -193,13 +193,13 @@ def less_sure(found: Profile, *, virtual: bool) -> Profile:
     Others take caches and memory as well, which not even the processor time of one thread leaves out, and they take
     them for longer than a profile takes. So its visits agree with each other, and not with what comes ten minutes later.
 
-    Args: on a `virtual` machine some of the others are never seen, and short passes feel them most.
+    Args: on a `virtual` machine some of the others are never seen; short passes feel them most.
     """
     least = BESIDE * found.others
 
     def at_least(time: Seconds, of: int = 1) -> Seconds:
-        unseen = min(VIRTUAL * time.median, VIRTUAL_S / of) if virtual else 0.0
-        return replace(time, spread=max(time.spread, least * time.median, unseen))
+        unseen = max(VIRTUAL_LEAST * time.median, min(VIRTUAL * time.median, VIRTUAL_S / of))
+        return replace(time, spread=max(time.spread, least * time.median, unseen * virtual))
 
     costs = {
         key: replace(

@@ -135,11 +135,11 @@ class SearchProgress:
     spent: float  # share of the work allowed, between 0 and 1
 
     @property
-    def gap(self) -> float | None:
-        """Returns the share of the step that a better plan could save at most; None while one of them is not known."""
+    def slower(self) -> float | None:
+        """Returns by what share the best plan is slower than any can be, at most; None while one of them is not known."""
         if self.best_ns is None or self.bound_ns is None:
             return None
-        return max(0.0, 1 - self.bound_ns / self.best_ns) if self.best_ns else 0.0
+        return max(0.0, self.best_ns / max(self.bound_ns, 1) - 1)
 
 
 class SearchWatch:
@@ -203,10 +203,13 @@ class SearchWatch:
             self.end()
 
     @contextmanager
-    def stoppable(self, *others: signal.Signals) -> Iterator[None]:
+    def stoppable(
+        self, *others: signal.Signals, say: Callable[[str], None] = lambda said: None
+    ) -> Iterator[None]:
         """Takes Ctrl-C while it is entered; other threads than the main one never get it.
 
-        Args: `others` are signals that end the search as Ctrl-C does.
+        Args: `others` are signals that end the search as Ctrl-C does; `say` takes what an answer needs to be told with
+            that came of it.
         """
         self.stopped = self.answered = False
         if threading.current_thread() is not threading.main_thread():
@@ -218,6 +221,8 @@ class SearchWatch:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+        if self.stopped:
+            say("stopped: the answer is the best so far, and its gap counts all that was not looked into")
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         again, self.stopped = self.stopped, True

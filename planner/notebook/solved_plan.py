@@ -19,6 +19,7 @@ from planner.explore import Frontier, frontier
 from planner.milp import Question, SearchWatch, solve
 from planner.plan import Plan, stage_rows
 from planner.shown import CellBar, Shown, frame_of
+from planner.terminal import Output
 from planner.timeline import Timeline
 from planner.units import format_duration
 
@@ -225,12 +226,12 @@ def searched(asked: Question) -> Plan:
     """Solves a question with a bar in the cell of a notebook; the first Ctrl-C gives the best plan so far."""
     with CellBar(f"planning {asked.profile.workload}") as bar:
         watch = SearchWatch((lambda found: bar.tell(found.spent, show.words(found))) if bar.shown else None)
-        with watch.stoppable():
+        with watch.stoppable(say=Output(as_json=False).note):
             return solve(replace(asked, effort=replace(asked.effort, watch=watch)))
 
 
 def front(asked: Question) -> SolvedFrontier:
-    with asked.effort.watch.stoppable():
+    with asked.effort.watch.stoppable(say=Output(as_json=False).note):
         return SolvedFrontier(frontier(asked), asked)
 
 
@@ -264,17 +265,16 @@ class Dials:
 
     def front(self) -> str:
         """Returns the best trades of time against memory of the last answer, and where that stands, as HTML."""
-        found = self.answer.frontier()
         own = show.paragraph(f"The plan above: {format_duration(self.answer.prediction.step_ns)} a step.")
-        return own + found._repr_html_()
+        return own + self.answer.frontier()._repr_html_()
 
     def box(self) -> VBox:
         """Returns the dials as widgets, the answer below them."""
         try:
             import ipywidgets as widgets
         except ImportError:
-            hint = "pip install 'shardwright[notebook]'"
-            raise BadInput("ipywidgets is not installed", where="explore", allowed=hint) from None
+            allowed = "pip install 'shardwright[notebook]'"
+            raise BadInput("ipywidgets is not installed", where="explore", allowed=allowed) from None
         sizes = [("best", None), *((str(each), each) for each in self.micros)]
         micro = widgets.Dropdown(options=sizes, description="micro-batch")
         nodes = widgets.IntSlider(self.nodes, 1, self.nodes, description="nodes")

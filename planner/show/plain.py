@@ -103,10 +103,11 @@ def of_profile(profile: Profile) -> str:
         f"{len(graph.layers)} layers, {len({x.signature for x in graph.layers})} distinct, "
         f"{sum(prod(x.shape) for x in graph.parameters):,} parameters"
     )
-    heads = ("micro", "parts", "precision", "execution", "forward", "backward", "kept for backward")
-    return "\n\n".join(
-        [head, columns(rows, (*heads, "layers without a row")), *_beside(profile), *_missing(profile)]
-    )
+    heads = ["micro", "parts", "precision", "execution", "forward", "backward", "kept for backward"]
+    if any(row[-1] for row in rows):
+        heads.append("layers without a row")
+    shown = [row[: len(heads)] for row in rows]
+    return "\n\n".join([head, columns(shown, heads), *_beside(profile), *_missing(profile)])
 
 
 def _beside(profile: Profile) -> Iterator[str]:
@@ -184,8 +185,9 @@ def words(found: SearchProgress) -> list[str]:
     """Returns how far a search is in words for one line, what matters most first."""
     said = [f"{found.done:,} of {found.all:,} configurations"]
     said += ["nothing found yet" if found.best_ns is None else f"best {format_duration(found.best_ns)}"]
-    if found.bound_ns is not None and found.gap is not None:
-        said += [f"none below {format_duration(found.bound_ns)}", f"gap {format_percent(found.gap)}"]
+    if found.bound_ns is not None and found.slower is not None:
+        said.append(f"none below {format_duration(found.bound_ns)}")
+        said.append(f"at most {format_percent(found.slower)} slower than the best")
     return said
 
 

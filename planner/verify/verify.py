@@ -13,7 +13,7 @@ from itertools import chain
 
 from planner import schedule as schedules
 from planner.cluster import Cluster
-from planner.errors import BadInput, BadPlan, Violation
+from planner.errors import BadInput, BadPlan, Violation, without_alike
 from planner.model import ModelGraph
 from planner.plan import Plan, as_planned, schedule_of, shortened
 from planner.profile import Profile
@@ -42,7 +42,10 @@ def check(
     Raises: BadPlan with everything that is wrong.
     """
     if found := violations(plan, profile=profile, graph=graph, cluster=cluster):
-        told = (f"{name}: {each}" + (f"\n{each.picture}" if each.picture else "") for each in found)
+        told = (
+            f"{name}: {each}{more}" + (f"\n{each.picture}" if each.picture else "")
+            for each, more in without_alike(found)
+        )
         raise BadPlan("\n".join(told))
     return plan
 

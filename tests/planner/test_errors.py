@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from planner.cli.app import answer, app
-from planner.errors import BadInput, causes, during
+from planner.errors import BadInput, Violation, causes, during, without_alike
 
 
 def failing() -> typer.Typer:
@@ -47,3 +47,16 @@ def test_causes_are_told_unless_the_message_says_them() -> None:
     for error in (told, untold):
         error.__cause__ = ValueError("no such thing")
     assert causes(told) == [] and causes(untold) == ["ValueError: no such thing"]
+
+
+def test_violations_that_differ_in_numbers_only_are_told_three_times_and_counted() -> None:
+    alike = [Violation(rule="memory", where=f"stage {i}", message=f"holds {7 * i} B") for i in range(64)]
+    other = Violation(rule="batch", where="", message="is 3")
+    told = [f"{each}{more}" for each, more in without_alike([alike[0], other, *alike[1:]])]
+    assert told == [
+        "memory: stage 0: holds 0 B",
+        "memory: stage 1: holds 7 B",
+        "memory: stage 2: holds 14 B (and 61 more like it, up to stage 63)",
+        "batch: is 3",
+    ]
+    assert all(not more for _, more in without_alike(alike[:4]))

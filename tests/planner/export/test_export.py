@@ -80,6 +80,12 @@ def test_what_is_read_back_is_what_the_plan_decides(name: str, to: str) -> None:
         ("replicas that recompute", "deepspeed", "recompute without a pipeline"),
         ("rolling updates", "deepspeed", "update: rolling"),
         ("averages", "torchrun", "ema: averages"),
+        (
+            "state shared",
+            "torchrun",
+            r"allowed: .*megatron.*, which can; or a plan with --schedule 1f1b --fix shard=none",
+        ),
+        ("two stages", "accelerate", "which can; or a plan with --schedule 1f1b --fix pipeline=1"),
     ],
 )
 def test_what_cannot_be_stated_is_named(name: str, to: str, said: str) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import sys
 from base64 import b64decode
 from dataclasses import replace
@@ -19,7 +20,8 @@ from matplotlib.figure import Figure
 from planner.cluster import with_memory, with_network, with_nodes
 from planner.errors import BadInput, Infeasible
 from planner.milp import Question, solve
-from planner.notebook.solved_plan import Dials, SolvedFrontier, SolvedPlan
+from planner.milp.search import search as searching
+from planner.notebook.solved_plan import Dials, SolvedFrontier, SolvedPlan, searched
 from planner.plan import Plan
 from planner.plan import yaml as plan_yaml
 from planner.profile import Profile
@@ -27,6 +29,7 @@ from planner.show import pictures
 from planner.show.explanation import compare
 from planner.simulate import simulate_plan
 from planner.timeline import SEND, Timeline
+from planner.verify import violations
 from tests.planner import plan_examples, report_cases
 from tests.planner.report.test_page import record
 from tests.planner.report_cases import HOSTILE
@@ -171,6 +174,21 @@ def test_each_question_has_a_bar_of_its_own_that_ends_empty(
     other = solved.what_if(schedule="gpipe")
     assert other.what_if(batch=4).batch.samples == 4
     assert len(bars) == 2 and all(told[0].startswith("planning ") and told[-1] == "" for told in bars)
+
+
+def test_ctrl_c_in_a_session_gives_the_best_so_far_and_says_so(
+    asked: Question, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = searching.prove
+
+    def pressed(*given: object) -> object:
+        signal.raise_signal(signal.SIGINT)
+        return whole(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(searching, "prove", pressed)
+    found = searched(asked)
+    assert capsys.readouterr().err.startswith("stopped: the answer is the best so far")
+    assert violations(found, profile=asked.profile, cluster=asked.cluster) == []
 
 
 def test_less_memory_costs_time_or_is_refused_with_what_is_missing(solved: SolvedPlan) -> None:

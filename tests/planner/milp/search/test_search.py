@@ -252,7 +252,7 @@ def test_a_search_tells_how_far_it_is_and_its_bound_holds_at_any_time() -> None:
     assert all(each.bound_ns is None or each.bound_ns <= step for each in told)
     assert all(each.best_ns is None or each.best_ns >= step for each in told)
     assert all(0 <= each.done <= each.all for each in told)
-    bounds = [each.gap for each in told if each.gap is not None]
+    bounds = [each.slower for each in told if each.slower is not None]
     assert bounds and bounds[-1] <= bounds[0]
 
 
