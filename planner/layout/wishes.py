@@ -82,9 +82,10 @@ class _Granted:
         return tuple((self._factor(operation, wish), wish) for wish in own) if alike is None else alike
 
     def _covering(self, operation: Operation, axis: int) -> Sequence[Wish]:
-        """Returns the wishes for an operation, the one that names most of its path first."""
+        """Returns the wishes for an operation, the one that names most of its path first, by fewer stars where as much."""
         found = [(_covered(operation, x, self.stage_of), x) for x in self.wishes if x.axis == axis]
-        return [wish for _, wish in sorted((x for x in found if x[0]), key=lambda x: -x[0])]
+        ranked = sorted((x for x in found if x[0]), key=lambda x: (-x[0], x[1].pattern.count("*")))
+        return [wish for _, wish in ranked]
 
     def _factor(self, operation: Operation, wish: Wish) -> str:
         if wish.factor in PAIRS and operation.name in self.weighted:
@@ -154,7 +155,7 @@ def unmet(
         if not inside:
             paths = dict.fromkeys(of_path(x) for x in operations if x.layer)
             stages = f" in stage {', '.join(map(str, wish.stages))}" if wish.stages else ""
-            allowed = f"{', '.join(paths):.400}"
+            allowed = f"{', '.join(filter(None, paths)):.400}"
             raise BadInput(f"no module '{wish.pattern}'{stages}", where="cut", allowed=allowed)
         if wish.factor == STORED:
             raise BadInput(

@@ -105,7 +105,7 @@ class CutGroup:
 
         Args: `combine` takes the addends along a first dimension.
         """
-        ranks, flat = self.mesh[axis], x.detach().reshape(-1)
+        ranks, flat = self.mesh[axis], _flat(x.detach())
         bounds = [flat.numel() * i // ranks for i in range(ranks + 1)]
         pieces = [flat[a:b] for a, b in itertools.pairwise(bounds)]
         own = pieces[self.position[axis]].shape
@@ -145,12 +145,17 @@ def _over(line: Wire, parts: Sequence[Tensor], shapes: Sequence[Sequence[int]], 
     """
     others = [part for place, part in enumerate(parts) if place != mine]
     sizes = [0 if place == mine else part.numel() for place, part in enumerate(parts)]
-    sent = others[0].reshape(-1) if len(others) == 1 else _in_a_row(others)
+    sent = _flat(others[0]) if len(others) == 1 else _in_a_row(others)
     counts = [0 if place == mine else prod(shape) for place, shape in enumerate(shapes)]
     found = parts[mine].new_empty(sum(counts))
     line.all_to_all(found, sent, counts, sizes)
     rows = zip(torch.split(found, counts), shapes, strict=True)
     return [parts[mine] if place == mine else row.view(tuple(x)) for place, (row, x) in enumerate(rows)]
+
+
+def _flat(x: Tensor) -> Tensor:
+    """Returns a tensor as a row without gaps; one that repeats a number, as an expanded gradient does, is written out."""
+    return x.reshape(-1).contiguous()
 
 
 def _in_a_row(parts: Sequence[Tensor]) -> Tensor:

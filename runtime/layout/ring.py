@@ -251,7 +251,7 @@ def ring_attention(
         rank's rows, for all keys; it is what may be seen, or what is added to the scores.
     """
     kind, given = query.device.type, query.dtype
-    if torch.is_autocast_enabled(kind):
+    if torch.is_autocast_enabled(kind) and given != torch.float64:  # which autocast leaves as it is
         given = torch.get_autocast_dtype(kind)
         query, key, value = (x.to(given) for x in (query, key, value))
     wide = torch.float32 if given in _HALVES else given

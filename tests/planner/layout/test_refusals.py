@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from planner.errors import BadInput
-from planner.layout import operations_at
+from planner.layout import Wish, operations_at
+from planner.layout.wishes import granted
 from planner.model import ModelGraph
 from planner.spatial import GETITEM, INPUT, STATE, Operation, Ref, read_operations, to_text
 from tests.planner import plan_examples
@@ -42,6 +43,13 @@ def test_a_dimension_of_one_element_that_goes_becomes_no_other() -> None:
     one = made("one", "aten.unsqueeze", (2, 1, 8), self=Ref("y"), dim=1)
     found = graph(*GIVEN, LINEAR, one, made("gone", "aten.squeeze", (2, 8), self=Ref("one"), dim=(-2,)))
     assert operations_at(found, 2) == read_operations(found)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_line_that_names_a_module_goes_before_one_with_a_star_wherever_it_stands(turned: bool) -> None:
+    lines = [Wish("*", 0, "sequence"), Wish("down", 0, "out")]
+    asked = granted(lines[::-1] if turned else lines, [*GIVEN, LINEAR])
+    assert [factor for factor, _ in asked(LINEAR, 0)] == ["out", "sequence"]
 
 
 @pytest.mark.parametrize(

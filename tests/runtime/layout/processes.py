@@ -51,6 +51,20 @@ def step(rank: int, ranks: int, rendezvous: Path) -> dict[str, list[float]]:
         world.close()
 
 
+def repeated(rank: int, ranks: int, rendezvous: Path) -> list[list[float]]:
+    """Returns the sum and the parts of tensors with gaps or repeated numbers, as gradients of sums and columns are."""
+    world = join(rendezvous, rank, ranks, torch.device("cpu"))
+    try:
+        made = world.new_group(range(ranks))
+        assert made is not None
+        group = CutGroup((ranks,), GroupWire(made))
+        once, column = torch.tensor(rank + 1.0).expand(6), torch.arange(12.0).view(6, 2)[:, 1]
+        parts = [torch.cat(group.spread(x, [x.shape] * ranks, 0)) for x in (once, column)]
+        return [x.tolist() for x in (*parts, group.reduced(once, 0), group.reduced(column, 0))]
+    finally:
+        world.close()
+
+
 def held_afterwards(rank: int, ranks: int, rendezvous: Path) -> tuple[int, int]:
     """Returns how many of a thousand collectives left a tensor with somebody else, on one core for all ranks.
 

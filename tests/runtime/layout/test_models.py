@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from planner.layout import Wish
 from planner.spatial import NoRule
 from runtime.layout.stage import local_graph
 from tests.draws import part
+from tests.runtime.layout import training
 from tests.runtime.layout.cut_models import CONFIGURATIONS, MODELS, fused, wishes, without_dropout
 from tests.runtime.layout.training import (
     EXACT,
@@ -103,6 +105,22 @@ def test_attention_over_a_cut_sequence_trains_as_one_process(name: str, ranks: i
     done = [x for x in graph.placed if "ring" in x.kernels.values()]
     assert bool(done) == ("ring" in own.values())
     assert all(x.inputs["key"].cuts == x.inputs["query"].cuts for x in done)
+
+
+def test_a_ring_leaves_double_precision_alone_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = training._losses
+
+    def under_autocast(*given: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return plain(*given)
+
+    monkeypatch.setattr(training, "_losses", under_autocast)
+    captured, tensors, batches, one = prepared("our GPT-2")
+    cuts = {**MODELS["our GPT-2"][1]["sequence"], ATTENTION["our GPT-2"][0]: "ring"}
+    trained, _ = together(
+        captured, tensors, batches, (2,), [Wish(x, 0, factor) for x, factor in cuts.items()]
+    )
+    assert max(difference(one, trained)) < EXACT
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
