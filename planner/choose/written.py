@@ -110,7 +110,7 @@ def _graph_by(
         laid_once=laid_once,
         stands_for=stands_for,
     )
-    unmet(lines, found.taken, operations)
+    unmet(lines, found.taken, operations, mesh)
     return found
 
 

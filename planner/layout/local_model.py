@@ -115,7 +115,7 @@ def _cut_of(
     found = propagate(
         operations, mesh, granted(wishes, operations, stage_of), trained, _resolved(model, stage_of)
     )
-    unmet(wishes, found.taken, operations, stage_of)
+    unmet(wishes, found.taken, operations, mesh, stage_of)
     return found
 
 

@@ -18,9 +18,10 @@ from typing import Final, NamedTuple
 
 from planner.errors import BadInput
 from planner.layout.families import FAMILIES, RING
+from planner.layout.lying import Mesh
 from planner.layout.moves import TURNING
 from planner.layout.propagate import PLACES, STORED, WHOLE, Wishes
-from planner.spatial import STATE, Operation, Ref
+from planner.spatial import STATE, Operation, Ref, call_of, whole
 
 PAIRS: Final = ("heads", "hidden")
 WEIGHTED: Final = (
@@ -141,16 +142,20 @@ def unmet(
     wishes: Sequence[Wish],
     taken: Collection[object],
     operations: Sequence[Operation],
+    mesh: Mesh,
     stage_of: Mapping[str, int] | None = None,
 ) -> None:
     """Refuses wishes that no operation could grant.
 
-    Args: `taken` has those that some operation took; `stage_of` is that of `granted`.
+    Args: `mesh` has the parts along each axis of the group; `taken` has those that some operation took; `stage_of` is that of `granted`.
     Raises: BadInput, which says what the layers of the pattern have instead.
     """
     for wish in wishes:
         if wish in taken:
             continue
+        if wish.axis >= len(mesh):
+            said = f"the line for '{wish.pattern}' names {wish.axis + 1} axes, and the group has {len(mesh)}"
+            raise BadInput(said, where="cut", allowed="a mesh, such as group=2x2, or a factor for each axis")
         inside = [x for x in operations if x.layer and _covered(x, wish, stage_of or {})]
         if not inside:
             paths = dict.fromkeys(of_path(x) for x in operations if x.layer)
@@ -166,9 +171,16 @@ def unmet(
         raise BadInput(
             f"no operation of '{wish.pattern}' has the factor '{wish.factor}'",
             where="cut",
-            allowed=", ".join(sorted({x.operation for x in inside if x.operation in FAMILIES}))
-            + " are there",
+            allowed=", ".join(_factors(inside, operations)) or "another module: no operation of it has any",
         )
+
+
+def _factors(inside: Sequence[Operation], operations: Sequence[Operation]) -> list[str]:
+    """Returns the names of all factors that some operations have, of all `operations` of their model."""
+    shapes = {x.name: whole(x.outputs[0]) for x in operations if x.outputs}
+    known = [x for x in inside if x.operation in FAMILIES]
+    factors = (factor for x in known for factor in FAMILIES[x.operation](call_of(x, shapes)))
+    return sorted({name for factor in factors for name in (factor.name, *factor.also)})
 
 
 def _ends(

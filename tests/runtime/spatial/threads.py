@@ -15,6 +15,7 @@ from runtime.spatial.group import Message, Operation
 
 T = TypeVar("T")
 PATIENCE_S = 60.0
+GLOO = "tensors must be contiguous for processes"
 
 
 class Hub:
@@ -31,6 +32,7 @@ class ThreadWire:
         self.messages = 0
 
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
+        assert all(x.is_contiguous() for _, x in (*sends, *receives)), GLOO
         for peer, tensor in sends:
             assert peer != self.rank
             self.sent_bytes += tensor.numel() * tensor.element_size()
@@ -57,6 +59,7 @@ class ThreadWire:
     def all_to_all(
         self, found: Tensor, sent: Tensor, found_sizes: Sequence[int], sent_sizes: Sequence[int]
     ) -> None:
+        assert found.is_contiguous() and sent.is_contiguous(), GLOO
         outgoing, incoming = sent.split(list(sent_sizes)), found.split(list(found_sizes))
         others = [rank for rank in range(self.size) if rank != self.rank]
         wait = self.exchange(
@@ -66,6 +69,7 @@ class ThreadWire:
         wait()
 
     def all_reduce(self, tensor: Tensor, operation: Operation) -> None:
+        assert tensor.is_contiguous(), GLOO
         others = [rank for rank in range(self.size) if rank != self.rank]
         parts = [torch.empty_like(tensor) for _ in range(self.size)]
         wait = self.exchange([(rank, tensor) for rank in others], [(rank, parts[rank]) for rank in others])
