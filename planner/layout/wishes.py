@@ -2,10 +2,11 @@
 
     {"blocks.*.attention": "heads", "blocks.*.feedforward": "hidden", "blocks.*": "sequence", "head": "out"}
 
-A pattern names a module and all that is in it; of two patterns the one that names more of the path goes first, and
-the other holds where the first has nothing to say. `heads` and `hidden` stand for a pair of linear layers: the first
-ones of the module are cut by `out`, those that no further one follows by `in`. `ulysses` stands for attention by
-heads between layers by sequence, and `ring` for attention whose keys and values go round the ranks between them.
+A pattern names a module and all that is in it; of two patterns the one that names more of the path goes first, by
+fewer stars where both name as much, and the other holds where the first has nothing to say. `heads` and `hidden` stand
+for a pair of linear layers: the first ones of the module are cut by `out`, those that no further one follows by `in`.
+`ulysses` stands for attention by heads between layers by sequence, and `ring` for attention whose keys and values go
+round the ranks between them.
 """
 
 from __future__ import annotations
@@ -147,7 +148,8 @@ def unmet(
 ) -> None:
     """Refuses wishes that no operation could grant.
 
-    Args: `mesh` has the parts along each axis of the group; `taken` has those that some operation took; `stage_of` is that of `granted`.
+    Args: `mesh` has the parts along each axis of the group; `taken` has those that some operation took; `stage_of` is
+        that of `granted`.
     Raises: BadInput, which says what the layers of the pattern have instead.
     """
     for wish in wishes:

@@ -198,8 +198,10 @@ def less_sure(found: Profile, *, virtual: bool) -> Profile:
     least = BESIDE * found.others
 
     def at_least(time: Seconds, of: int = 1) -> Seconds:
-        unseen = max(VIRTUAL_LEAST * time.median, min(VIRTUAL * time.median, VIRTUAL_S / of))
-        return replace(time, spread=max(time.spread, least * time.median, unseen * virtual))
+        unseen = (
+            max(VIRTUAL_LEAST * time.median, min(VIRTUAL * time.median, VIRTUAL_S / of)) if virtual else 0.0
+        )
+        return replace(time, spread=max(time.spread, least * time.median, unseen))
 
     costs = {
         key: replace(
