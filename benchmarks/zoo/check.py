@@ -50,6 +50,7 @@ Judgement = Literal["equal", "refused", "WRONG", "CRASH", "no model"]
 MICRO, MICROS, STEPS = 2, 2, 2
 PLANNED_MICROS, PLANNED_BATCH = (1, 2), 8
 LARGEST = 120 << 20  # bytes of parameters of a model that is trained here, not only captured and planned
+ROUNDED = ("stages", "runtime", "evaluation")  # steps of which numbers are compared
 LOSS_APART, APART = 1e-6, 1e-5  # relative; of a tensor to its largest element
 # Parameters that lie elsewhere in memory are summed in another order, which normalisations of few numbers enlarge.
 PLACED = 20.0
@@ -102,12 +103,12 @@ def check(name: str, make: Make, *, plans: bool = True, ranks: bool = False) -> 
     Args: as `check_once` has them.
     """
     found = check_once(name, make, plans=plans, ranks=ranks)
-    if not any(x.judgement == "WRONG" and x.step in ("stages", "runtime") for x in found.findings):
+    if not any(x.judgement == "WRONG" and x.step in ROUNDED for x in found.findings):
         return found
     exact = check_once(name, partial(doubled, make), plans=False)
     if exact.findings:
         return found
-    kept = tuple(x for x in found.findings if x.step not in ("stages", "runtime"))
+    kept = tuple(x for x in found.findings if x.step not in ROUNDED)
     return replace(found, findings=kept, cpu_s=found.cpu_s + exact.cpu_s)
 
 

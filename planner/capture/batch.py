@@ -161,6 +161,12 @@ def _growing(
     name: str, low: object, high: object, symbol: torch.export.Dim, where: str, span: Span
 ) -> dict[int, object] | None:
     if not isinstance(low, Tensor) or not isinstance(high, Tensor):
+        if repr(low) != repr(high) and isinstance(low, bool | int | float | str):
+            raise BadInput(
+                f"batch(n) gives {low!r} and {high!r} as {name}, for n={span.small} and n={span.large}",
+                where=where,
+                allowed="the same for every n; or a tensor; or in forward() a size of a tensor, as x.shape[0]",
+            )
         return None
     if low.ndim != high.ndim or low.dtype != high.dtype:
         raise BadInput(f"batch(n) gives another kind of tensor for another n: {name}", where=where)

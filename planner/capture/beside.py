@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from planner.capture.batch import SMALL, Batch, example, growing_dim
 from planner.capture.captured import Captured, Loss
 from planner.capture.left_behind import Reachable
+from planner.capture.live_bytes import storage_of
 from planner.capture.stage_modules import whole
 from planner.capture.traced_graph import call, place_of
 from planner.errors import BadInput
@@ -24,15 +25,24 @@ LARGEST_BYTES = 2**30  # of parameters and buffers of a module that is built for
 LARGEST_FLOPS = 2e10  # of a forward pass
 MIXED = 5e-5  # relative, of the loss of samples at once and apart
 CARRIED = "a tensor, by register_buffer in __init__, for what one step leaves to the next"
-ASKS = {
-    "is_compiling",
-    "is_exporting",
-    "is_dynamo_compiling",
-    "is_tracing",
-    "is_fx_tracing",
-    "FakeTensor",
-    "numpy",
-}
+OF_LOSS = (
+    "a loss that keeps nothing: what one step leaves to the next, in the model by register_buffer in __init__"
+)
+MADE = "every nn.Parameter made in __init__"
+SHARED = "one nn.Parameter under both names; or in forward() what is made of the other, as F.linear(x, self.a.weight.t())"
+ONCE = "forward() without torch.utils.checkpoint, which writes them twice; a plan recomputes where memory is short"
+APART = "share memory and are two tensors, which a plan holds apart"
+ASKS = frozenset(
+    {
+        "is_compiling",
+        "is_exporting",
+        "is_dynamo_compiling",
+        "is_tracing",
+        "is_fx_tracing",
+        "FakeTensor",
+        "numpy",
+    }
+)
 ALIKE = (
     "a forward() that does the same while it is traced: no branch on is_compiling(), is_exporting(), the type of a "
     "tensor or what .numpy() raises; or the path of such a module, as opaque = ['path.of.a.module'] in a module file"
@@ -139,14 +149,59 @@ class Beside:
         changed += [f"'{path}'" for path in start.written(after) if path not in carried]
         said = f"what is captured does not train as the module does: in step {step + 1} {what}"
         said += f"; forward() has changed {', '.join(changed[:3])}" if changed else ""
-        where = asks(self.module) or place_of(
-            self.module, changed[0].split("'")[1] if changed else "", self.where
-        )
-        return BadInput(said, where=where, allowed=CARRIED if step or changed else ALIKE)
+        path = changed[0].split("'")[1] if changed else ""
+        where = asks(self.module) or place_of(self.module, path, self.where)
+        if "other values" in what and (place := asks(self.module, frozenset({"checkpoint"}))):
+            return BadInput(said, where=place, allowed=ONCE)
+        if shared := sharing(self.module):
+            return BadInput(f"{said}; {shared} {APART}", where=self.where, allowed=SHARED)
+        return BadInput(said, where=where, allowed=cure_of(path, start, after) if step or changed else ALIKE)
 
 
-def asks(module: nn.Module) -> str:
-    """Returns the first function of the user's modules that asks whether it is traced.
+def cure_of(path: str, start: Reachable, after: Reachable) -> str:
+    """Returns what a user does about a value that a pass leaves to the next.
+
+    Args: `path` is the value's; the other two are what was reachable before the pass and after it.
+    """
+    if after.of_loss_alone(path):
+        return OF_LOSS
+    return MADE if after.is_parameter(path) and not start.is_parameter(path) else CARRIED
+
+
+def sharing(module: nn.Module) -> str:
+    """Returns two parameters or buffers that lie in the same bytes and are not one, in words; empty where none do."""
+    rows = [(name, x) for name, x in (*module.named_parameters(), *module.named_buffers()) if x.numel()]
+    met: dict[int, list[tuple[str, Tensor, int | torch.SymInt, int | torch.SymInt]]] = {}
+    for name, x in ((name, x) for name, x in rows if x.layout == torch.strided):
+        begin = x.storage_offset() * x.itemsize
+        spans = sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
+        end = begin + (spans + 1) * x.itemsize
+        others = met.setdefault(storage_of(x), [])
+        for other, y, first, last in others:
+            if y is not x and first < end and begin < last and (x.requires_grad or y.requires_grad):
+                return f"'{other}' and '{name}'"
+        others.append((name, x, begin, end))
+    return ""
+
+
+def refuse_written(
+    before: Mapping[str, Tensor], after: Mapping[str, Tensor], module: nn.Module, where: str
+) -> None:
+    """Refuses a backward pass that writes parameters or buffers: a graph of forward knows nothing of it.
+
+    Args: `before` and `after` are what they held before and after the pass; `where` names the module's file.
+    """
+    for name, x in after.items():
+        if not torch.allclose(x, before[name], rtol=0.0, atol=0.0, equal_nan=True):
+            raise BadInput(
+                f"backward() writes into '{name}', which a plan would not carry",
+                where=place_of(module, name, where),
+                allowed="a write in forward(), or in the optimizer's step()",
+            )
+
+
+def asks(module: nn.Module, names: frozenset[str] = ASKS) -> str:
+    """Returns the first function of the user's modules that asks whether it is traced, or names something else.
 
     Args: `module` is looked through with all modules below it.
     Returns: "file:line" of the function; empty where none asks.
@@ -154,7 +209,7 @@ def asks(module: nn.Module) -> str:
     for kind in dict.fromkeys(type(part) for part in module.modules()):
         for x in vars(kind).values():
             code = x.__code__ if isinstance(x, types.FunctionType) else None
-            if code is not None and is_users(code.co_filename) and ASKS.intersection(code.co_names):
+            if code is not None and is_users(code.co_filename) and names.intersection(code.co_names):
                 return f"{code.co_filename}:{code.co_firstlineno}"
     return ""
 

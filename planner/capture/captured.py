@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from planner.capture.batch import Batch
 from planner.capture.layers import FREE, Grouping
 from planner.capture.slices import Slicing
-from planner.capture.traced_graph import named_leaves
+from planner.capture.traced_graph import named_leaves, plain_leaves
 from planner.errors import BadInput
 from planner.model import Buffer, ModelGraph, Parameter, misplaced, served
 from planner.shown import Shown
@@ -147,13 +147,26 @@ class Captured(Shown):
     def batch_values(self, inputs: object, targets: object) -> dict[str, Tensor]:
         """Returns the tensors of a batch by the names of their Values.
 
-        Raises: BadInput where the batch lacks a tensor that the model reads.
+        Raises: BadInput where the batch lacks a tensor that the model reads, or has other numbers and words.
         """
         leaves = [*named_leaves("input", inputs), *named_leaves("target", targets)]
         values = {name: leaf for name, leaf in leaves if isinstance(leaf, Tensor)}
         for value in self.graph.values:
             if value.role != "hidden" and value.consumers and value.name not in values:
                 raise BadInput(f"the batch has no '{value.name}'", allowed=", ".join(values))
+        known = self.layout.traced.plain
+        if known or len(values) < len(leaves):
+            found = plain_leaves(inputs, targets) | dict.fromkeys(values.keys() & known.keys(), "a tensor")
+            for name in (name for name in found if found[name] != known.get(name, "None")):
+                raise BadInput(
+                    f"the batch has {found[name]} as '{name}', and the model was captured with {known.get(name, 'None')}",
+                    allowed="the same in every batch; or a tensor, and torch.where in the place of if",
+                )
+        strange = [x for x in values if x.startswith("input") and x not in self.graph.value]
+        if strange:
+            raise BadInput(
+                f"the model was captured without '{strange[0]}'", allowed="the tensors that batch(n) gave"
+            )
         return values
 
     def initial(self, module: nn.Module) -> dict[str, Tensor]:

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, fx, nn
 
 from planner.capture.fake_run import after, unknown
+from planner.capture.functional import STATISTICS
 from planner.capture.operations import operations_of
 from planner.capture.slices import Slice, Slicing, affine
 from planner.capture.state_use import updates_of, use_of_states
-from planner.capture.traced_graph import OWNERS, SYNCHRONISED, Source
+from planner.capture.traced_graph import OWNERS, SYNCHRONISED, Source, line_of, place_of
 from planner.errors import BadInput
 from planner.model import Buffer, Layer, ModelGraph, Parameter, Value
 from planner.spatial import to_text
@@ -45,6 +46,7 @@ class _Describer:
         self.slices = [layout.take(i, i) for i in range(len(self.names))]
         owned = {x: source.name for x, source in self.traced.sources.items() if source.kind in OWNERS}
         self.use = use_of_states(self.traced.graph, owned)
+        self._refuse_two_modes()
         self.updates = updates_of(self.traced.graph, self.use)
         self.users: dict[fx.Node, list[str]] = defaultdict(list)  # of Values and of states
         for name, taken in zip(self.names, self.slices, strict=True):
@@ -64,6 +66,21 @@ class _Describer:
             operations=self._operations(),
             synchronised=self._synchronised(),
         )
+
+    def _refuse_two_modes(self) -> None:
+        """Refuses a norm that reads running statistics which the same pass writes.
+
+        Its backward reads them again, and finds what a later micro-batch has written where one is under way.
+        """
+        for node in self.traced.graph.nodes:
+            mean, _, switch = STATISTICS.get(str(node.target), (0, 0, 0))
+            if switch and not node.args[switch] and self.use.views.get(node.args[mean]) in self.use.written:
+                name = self.use.views[node.args[mean]].rpartition(".")[0]
+                raise BadInput(
+                    f"forward() applies '{name}' in evaluation mode and in training mode",
+                    where=line_of(node) or f"module '{name}'",
+                    allowed="one mode in a forward(), or two modules",
+                )
 
     def _synchronised(self) -> tuple[str, ...]:
         found = [x for x in self.traced.graph.nodes if SYNCHRONISED in x.meta]
@@ -160,6 +177,12 @@ class _Describer:
     def _buffers(self) -> tuple[Buffer, ...]:
         holders = {s.name: x for x, s in self.traced.sources.items() if s.kind in ("buffer", "constant")}
         tensors: Mapping[str, Tensor] = dict(self.module.named_buffers()) | self.traced.constants
+        for name in (name for name, tensor in tensors.items() if tensor.layout != torch.strided):
+            raise BadInput(
+                f"buffer '{name}' is sparse, and a plan carries dense tensors",
+                where=place_of(self.module, name, f"buffer '{name}'"),
+                allowed="a dense one, by to_dense()",
+            )
         return tuple(
             Buffer(
                 name=name,

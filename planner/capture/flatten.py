@@ -14,7 +14,17 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from planner.capture.state_use import write_assigned
-from planner.capture.traced_graph import LOSS, MODEL, Context, Kind, Source, Traced, line_of, named_leaves
+from planner.capture.traced_graph import (
+    LOSS,
+    MODEL,
+    Context,
+    Kind,
+    Source,
+    Traced,
+    line_of,
+    named_leaves,
+    plain_leaves,
+)
 from planner.errors import BadInput
 
 # Checks that the export writes down; their conditions hold for every batch, or the export has refused.
@@ -91,6 +101,7 @@ class _Flatten:
             constants=self.constants,
             outputs=tuple(self._output(out, env) for out in outputs[:end]),
             aliases={names[0]: names[1:] for names in self.aliases if len(names) > 1},
+            plain=plain_leaves(*self.examples),
             saved={name: self.canonical[name] for name in self.module.state_dict() if name in self.canonical},
             symbolic=symbolic,
             micro=micro,

@@ -50,7 +50,9 @@ class Reachable:
         self._undo: list[Undo] = []
         self._met: dict[int, object] = {}  # kept alive, so that no other value gets the same number
         self.of_loss: list[str] = []  # parameters that train and that the loss alone holds
+        self._of_module: frozenset[str] = frozenset()
         for self._in_loss, first in ((False, ("", module)), (True, ("loss", loss))):
+            self._of_module = frozenset(self.words)
             self._open: list[tuple[str, object]] = [first]
             while self._open and len(self._met) < MOST:
                 self._visit(*self._open.pop())
@@ -74,6 +76,13 @@ class Reachable:
         """Returns the paths of tensors in containers and other objects that are no parameter or buffer of a module."""
         own = {id(x) for x in (*module.parameters(), *module.buffers())}
         return [path for path, (x, _) in self._tensors.items() if "[" in path and id(x) not in own]
+
+    def of_loss_alone(self, path: str) -> bool:
+        """Says whether the loss reaches a value and the module does not."""
+        return path in self.words and path not in self._of_module
+
+    def is_parameter(self, path: str) -> bool:
+        return path in self._tensors and isinstance(self._tensors[path][0], nn.Parameter)
 
     def written(self, later: Reachable) -> list[str]:
         """Returns the paths of tensors that were replaced or written until `later`."""
@@ -194,6 +203,7 @@ class Reachable:
                 self._undo.append(functools.partial(_fill, cell, with_value))
                 self._open += [(f"{path}.{name}", x) for x in with_value]
             self._open += [(f"{path}.defaults", x) for x in (value.__defaults__, value.__kwdefaults__) if x]
+            self._undo.append(functools.partial(refill, vars(value), dict(vars(value))))
             self._open += [(f"{path}.{key}", x) for key, x in vars(value).items()]
             if is_users(value.__code__.co_filename):
                 self._globals(value)

@@ -19,16 +19,26 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMo
 from torch.utils import _pytree as pytree
 
 from planner.capture.batch import SMALL, Batch, Pair, example, repeated
-from planner.capture.beside import CARRIED, Beside, asks, too_large
+from planner.capture.beside import (
+    APART,
+    CARRIED,
+    SHARED,
+    Beside,
+    asks,
+    cure_of,
+    refuse_written,
+    sharing,
+    too_large,
+)
 from planner.capture.captured import Captured, Loss
 from planner.capture.left_behind import Reachable
 from planner.capture.live_bytes import Across
+from planner.capture.trace import other_in_fast_path
 from planner.capture.traced_graph import call, place_of
 from planner.errors import BadInput
 from planner.workload import Workload, where_raised
 
 STEPS = 3
-FAST = 1e-3  # relative, of the loss by torch's fast path
 
 
 class _Unrun(Exception):
@@ -73,7 +83,8 @@ def check_training(
             with watched.as_it_was():
                 _train(watched, samples)
                 _refuse_left_to_evaluation(watched, example(watched.batch, samples, None))
-                return _other_in_fast_path(watched, example(watched.batch, samples, None))
+                given = example(watched.batch, samples, None)
+                return other_in_fast_path(watched.module, watched.loss, given)
     except _Unrun as error:
         if captured.graph.symbolic_batch and samples < SMALL:
             return check_training(captured, source, batch, loss, samples=SMALL)
@@ -128,6 +139,10 @@ class _Watched:
             made = self.loss(call(self.module, inputs), targets)
         return list(made) if isinstance(made, tuple) else [made]  # type: ignore[list-item]
 
+    def held(self) -> dict[str, Tensor]:
+        """Returns what parameters, buffers and carried tensors hold now."""
+        return {name: x.detach().clone() for name, x in self.captured.initial(self.module).items()}
+
     def refuse_left(self) -> Reachable:
         """Refuses what the last pass has used of an earlier one, or goes on changing; returns what is reached now."""
         after, crossing = Reachable(self.module, self.loss, to_undo=False), self.across.crossing
@@ -142,14 +157,15 @@ class _Watched:
             raise BadInput(
                 f"forward() {said}, which a plan would not carry",
                 where=crossing.line or place_of(self.module, known, self.where),
-                allowed=CARRIED,
+                allowed=cure_of(known, self.start, after),
             )
         if self.before is not None and (changes := self.before.changes(after)):
             said = f"forward() changes {', '.join(changes[:3])}"
+            first = changes[0].split("'")[1]
             raise BadInput(
                 f"{said}, which a plan would hold at what it is at the capture",
-                where=place_of(self.module, changes[0].split("'")[1], self.where),
-                allowed=CARRIED,
+                where=place_of(self.module, first, self.where),
+                allowed=cure_of(first, self.start, after),
             )
         self.before = after
         return after
@@ -204,38 +220,15 @@ def _refuse_left_to_evaluation(watched: _Watched, given: Pair) -> None:
         )
 
 
-def _other_in_fast_path(watched: _Watched, given: Pair) -> str:
-    """Returns a line where torch's fast path, which only an evaluation without gradients takes, gives another loss."""
-    if not any(isinstance(part, nn.TransformerEncoder) for part in watched.module.modules()):
-        return ""
-    watched.module.eval()
-    usual, found = torch.backends.mha.get_fastpath_enabled(), []
-    try:
-        for fast in (True, False):
-            torch.backends.mha.set_fastpath_enabled(fast)
-            inputs, targets = pytree.tree_map_only(Tensor, Tensor.clone, given)
-            torch.manual_seed(0)
-            with torch.no_grad():
-                made = watched.loss(call(watched.module, inputs), targets)
-            found.append(float(made[0] if isinstance(made, tuple) else made))  # type: ignore[arg-type]
-    except Exception:  # the user's module ran in evaluation mode: it may raise anything
-        return ""
-    finally:
-        torch.backends.mha.set_fastpath_enabled(usual)
-    if abs(found[0] - found[1]) <= FAST * abs(found[1]):
-        return ""
-    return (
-        f"module.eval() gives the loss {found[0]:.6g} by torch's fast path of nn.TransformerEncoder, which makes padded "
-        f"places zero, and {found[1]:.6g} without it. Evaluations here take no fast path. Give enable_nested_tensor=False "
-        "to nn.TransformerEncoder for the same numbers everywhere"
-    )
-
-
 def _own_step(watched: _Watched, given: Pair, step: int) -> list[Tensor]:
     try:
         made = watched.forward(given)
         if made[0].requires_grad:
+            held = watched.held()
             made[0].backward()  # type: ignore[no-untyped-call]
+            refuse_written(held, watched.held(), watched.module, watched.where)
+    except BadInput:
+        raise
     except Exception as error:  # the user's module ran: it may raise anything
         said = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]:.200}"
         if not step and "inplace operation" not in said:  # it may need other samples, or another device
@@ -262,6 +255,8 @@ def _on_fake_tensors(
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     try:
         module = _built(build, mode)
+        if shared := sharing(module):
+            raise BadInput(f"{shared} {APART}", where=where, allowed=SHARED)
         if not any(isinstance(x, FakeTensor) for x in module.parameters()):
             with mode, FakeCopyMode(mode):
                 module = copy.deepcopy(module)

@@ -277,7 +277,7 @@ def _check(name: str, holder: fx.Node, value: fx.Node, *, read: bool, trained: b
         shapes = [f"{str(x.dtype).removeprefix('torch.')} of {list(x.shape)}" for x in (old, new)]
         raise BadInput(
             f"forward() makes '{name}' {shapes[1]}, where it was {shapes[0]}",
-            where=line_of(value),
+            where=line_of(value) or f"module '{name.rpartition('.')[0]}'",
             allowed=SAME,
         )
     if read and trained:

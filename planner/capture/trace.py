@@ -13,8 +13,9 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.capture.batch import fixed_at, symbols, watching_fixed
@@ -38,6 +39,8 @@ from planner.capture.untraceable import (
 )
 from planner.errors import BadInput
 from planner.workload import is_users
+
+FAST = 1e-3  # relative, of the loss by torch's fast path
 
 
 class _Loss(nn.Module):
@@ -254,3 +257,33 @@ def _tell(given: list[warnings.WarningMessage]) -> None:
         if key not in _told and (is_users(each.filename) or UNTRAINED in key[2]):
             _told.add(key)
             warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+
+
+def other_in_fast_path(module: nn.Module, loss: Callable[..., object], given: tuple[object, object]) -> str:
+    """Returns a line where torch's fast path, which only an evaluation without gradients takes, gives another loss.
+
+    Args: `given` is a batch, which stays as it is; the module is left in evaluation mode.
+    """
+    if not any(isinstance(part, nn.TransformerEncoder) for part in module.modules()):
+        return ""
+    module.eval()
+    usual, found = torch.backends.mha.get_fastpath_enabled(), []
+    try:
+        for fast in (True, False):
+            torch.backends.mha.set_fastpath_enabled(fast)
+            inputs, targets = pytree.tree_map_only(Tensor, Tensor.clone, given)
+            torch.manual_seed(0)
+            with torch.no_grad():
+                made = loss(call(module, inputs), targets)
+            found.append(float(made[0] if isinstance(made, tuple) else made))  # type: ignore[arg-type]
+    except Exception:  # the user's module ran in evaluation mode: it may raise anything
+        return ""
+    finally:
+        torch.backends.mha.set_fastpath_enabled(usual)
+    if abs(found[0] - found[1]) <= FAST * abs(found[1]):
+        return ""
+    return (
+        f"module.eval() gives the loss {found[0]:.6g} by torch's fast path of nn.TransformerEncoder, which makes padded "
+        f"places zero, and {found[1]:.6g} without it. Evaluations here take no fast path. Give enable_nested_tensor=False "
+        "to nn.TransformerEncoder for the same numbers everywhere"
+    )

@@ -53,6 +53,9 @@ class Traced:
     outputs: tuple[fx.Node, ...]
     aliases: dict[str, tuple[str, ...]] = field(default_factory=dict)
     saved: dict[str, str] = field(default_factory=dict)  # names in the state_dict, and of the tensors
+    plain: dict[str, str] = field(
+        default_factory=dict
+    )  # numbers and words of the batch, which the graph holds
     symbolic: bool
     micro: int
 
@@ -90,6 +93,12 @@ def named_leaves(role: str, tree: object) -> Iterator[tuple[str, object]]:
     for path, leaf in pytree.tree_flatten_with_path(tree)[0]:
         parts = [str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path]
         yield ".".join([role, *parts]), leaf
+
+
+def plain_leaves(inputs: object, targets: object) -> dict[str, str]:
+    """Returns the numbers, words and Nones of a batch by their names, as they are written."""
+    leaves = (*named_leaves("input", inputs), *named_leaves("target", targets))
+    return {name: repr(x) for name, x in leaves if x is None or isinstance(x, bool | int | float | str)}
 
 
 def line_of(node: fx.Node) -> str:

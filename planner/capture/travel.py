@@ -59,9 +59,8 @@ def to_data(captured: Captured) -> dict[str, Json]:
 
     Raises: BadInput with the path of what only the user's code can compute, and what to do about it.
     """
-    layout = captured.layout
+    layout, traced = captured.layout, captured.layout.traced
     writer = _Writer(layout)
-    traced = layout.traced
     return {
         "version": VERSION,
         "graph": captured.graph.to_dict(),
@@ -70,6 +69,7 @@ def to_data(captured: Captured) -> dict[str, Json]:
         "layers": list(layout.grouping.names),
         "aliases": {name: list(names) for name, names in traced.aliases.items()},
         "saved": dict(traced.saved),
+        "plain": dict(traced.plain),
         "symbolic": traced.symbolic,
         "micro": traced.micro,
         "probes": [each.n for each in layout.probes],
@@ -132,10 +132,9 @@ class _Writer:
             return {"float": repr(value)}
         if isinstance(value, complex):
             return {"complex": [repr(value.real), repr(value.imag)]}
-        if isinstance(value, list):
-            return [self._value(x, path) for x in value]
-        if isinstance(value, tuple):
-            return {"tuple": [self._value(x, path) for x in value]}
+        if isinstance(value, list | tuple):
+            rows = [self._value(x, path) for x in value]
+            return rows if isinstance(value, list) else {"tuple": rows}
         if isinstance(value, slice):
             return {"slice": [self._value(x, path) for x in (value.start, value.stop, value.step)]}
         if isinstance(value, torch.device):
@@ -204,9 +203,9 @@ def from_data(
 
 def _evaluated(data: Mapping[str, Json], constants: Mapping[str, Tensor], micro: int) -> Captured:
     data = data.get("one", data) if micro == 1 else data
-    if "nodes" not in data:
-        raise BadInput(str(data.get("refused", "the model was written without its evaluation")))
-    return from_data(data, constants)
+    if "nodes" in data:
+        return from_data(data, constants)
+    raise BadInput(str(data.get("refused", "the model was written without its evaluation")))
 
 
 def _made(data: Mapping[str, Json], constants: Mapping[str, Tensor], origin: Recorded) -> Captured:
@@ -230,6 +229,7 @@ def _made(data: Mapping[str, Json], constants: Mapping[str, Tensor], origin: Rec
         outputs=tuple(nodes[i] for i in data["outputs"]),
         aliases={name: tuple(x) for name, x in data["aliases"].items()},
         saved=dict(data["saved"]),
+        plain=dict(data.get("plain", {})),
         symbolic=bool(data["symbolic"]),
         micro=int(data["micro"]),
     )

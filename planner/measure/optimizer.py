@@ -21,7 +21,7 @@ from planner.measure.rows import Counter
 from planner.measure.timing import spread_of
 from planner.model import ModelGraph, Parameter
 from planner.profile import OptimizerCost, Seconds
-from planner.workload import Workload, joint_optimizer, whole_optimizer
+from planner.workload import Workload, check_resumed, joint_optimizer, whole_optimizer
 
 TIMED_ELEMENTS = 8 * 2**20  # beyond the caches, as the real ones are
 GPU_ELEMENTS = 256 * 2**20  # where what a tensor takes by itself must not count for more than it does
@@ -110,6 +110,7 @@ def _moved_s(device: str, clock: Clock) -> tuple[float, float]:
 
 def _judged(workload: Workload, graph: ModelGraph) -> dict[str, bool]:
     """Returns whether the optimizer looks at all parameters together, and whether it updates each by element."""
+    check_resumed(workload, graph)
     joint = bool(joint_optimizer(workload, graph))
     return {"joint": joint, "by_element": not joint and not whole_optimizer(workload, graph)}
 

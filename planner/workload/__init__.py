@@ -18,6 +18,7 @@ from planner.workload.model_folder import (
 )
 from planner.workload.optimizers import (
     check_optimizer,
+    check_resumed,
     joint_optimizer,
     of_nothing,
     shrunk,
@@ -43,6 +44,7 @@ __all__ = [
     "Workload",
     "arguments_of",
     "check_optimizer",
+    "check_resumed",
     "evaluable",
     "flat",
     "has_raw",

@@ -6,6 +6,7 @@ parameters inside step(), or finds one step size for all, would train otherwise 
 
 from __future__ import annotations
 
+import copy
 import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,8 @@ WIDEST = 4  # of each dimension
 # of some stand-ins: there are optimizers that treat matrices of 128 rows and columns or more otherwise
 LARGE, MOST_LARGE = 2**16, 4
 SCALES = (1.0,) * 5 + (100.0, 0.01, 1.0)  # of the gradients, step by step
+STEEP = (1.0, 1e6, 1.0)  # one may clip where gradients are very large
+RESUMED = (3, 4, 5)  # steps after which the optimizer is made anew, and goes on with what a checkpoint keeps
 TOLERANCE = 1e-3  # of the way that parameters go: less is rounding
 
 
@@ -50,6 +53,7 @@ def check_optimizer(workload: Workload, graph: ModelGraph) -> str:
     except BadInput as failure:
         if failure.__cause__ is None or of_nothing(failure):
             raise
+    check_resumed(workload, graph)
     return joint_optimizer(workload, graph)
 
 
@@ -68,15 +72,44 @@ def joint_optimizer(workload: Workload, graph: ModelGraph) -> str:
     rows = [_small(row) for row in _chosen([row for row in graph.parameters if row.trainable])]
     if len(rows) < 2:
         return ""
-    try:
-        name, together = _trained(workload, rows)
-        alone: dict[str, Tensor] = {}
-        for row in rows:
-            alone |= _trained(workload, [row])[1]
-    except Exception:
-        return ""
     start = {row.name: _drawn(row, 0) for row in rows}
-    return name if any(_apart(start[x], together[x], alone[x]) for x in start) else ""
+    for scales in (SCALES, STEEP):
+        try:
+            name, together = _trained(workload, rows, scales=scales)
+            alone: dict[str, Tensor] = {}
+            for row in rows:
+                alone |= _trained(workload, [row], scales=scales)[1]
+        except Exception:
+            return ""
+        if any(_apart(start[x], together[x], alone[x]) for x in start):
+            return name
+    return ""
+
+
+def check_resumed(workload: Workload, graph: ModelGraph) -> None:
+    """Refuses an optimizer that keeps more from step to step than a checkpoint: its state of parameters, and settings.
+
+    It updates stand-ins, and again with an optimizer that is made anew between two steps. One that cannot step with
+    them is not judged.
+    Args: `graph` has the model's parameters.
+    Raises: BadInput with its name.
+    """
+    rows = [_small(row) for row in _chosen([row for row in graph.parameters if row.trainable])]
+    try:
+        name, through = _trained(workload, rows)
+        again, *others = (_trained(workload, rows, resumed=after)[1] for after in (0, *RESUMED))
+    except Exception:
+        return
+    start = {row.name: _drawn(row, 0) for row in rows}
+    if any(_apart(start[x], through[x], again[x]) for x in start):  # no two runs of it are alike
+        return
+    if any(_apart(start[x], through[x], resumed[x]) for resumed in others for x in start):
+        raise BadInput(
+            f"{name} keeps more from step to step than its state of parameters and its settings, so that a resumed run "
+            "would train otherwise",
+            where=workload.where,
+            allowed="tensors in self.state[parameter], and numbers in self.param_groups, which checkpoints keep",
+        )
 
 
 def whole_optimizer(workload: Workload, graph: ModelGraph) -> str:
@@ -192,12 +225,19 @@ def _chosen(rows: Sequence[Parameter]) -> list[Parameter]:
 
 
 def _trained(
-    workload: Workload, rows: Sequence[Parameter], part: Take | None = None
+    workload: Workload,
+    rows: Sequence[Parameter],
+    part: Take | None = None,
+    *,
+    scales: Sequence[float] = SCALES,
+    resumed: int = 0,
 ) -> tuple[str, dict[str, Tensor]]:
     """Returns the name of the optimizer, and what a few steps of it make of stand-ins that it is given together.
 
-    Args: with `part` it updates that part of each.
+    Args: with `part` it updates that part of each. `scales` are those of the gradients, step by step; after `resumed`
+        steps the optimizer is made anew.
     """
+    import torch
     from torch.nn import Parameter as Trained
 
     take = part or (lambda tensor: tensor)
@@ -210,11 +250,29 @@ def _trained(
             raise
         return "", {name: parameter.detach() for name, parameter in held.items()}
     with_parts(optimizer, {id(whole): (held[name], take) for name, whole in named} if part else {})
-    for step, scale in enumerate(SCALES, 1):
-        for row in rows:
-            held[row.name].grad = take(scale * (_drawn(row, 1) + 0.1 * _drawn(row, step + 1)))
-        optimizer.step()
+    with torch.random.fork_rng(devices=[]):
+        for step, scale in enumerate(scales, 1):
+            for row in rows:
+                size = min(scale, 1e3) if row.dtype == "float16" else scale
+                held[row.name].grad = take(size * (_drawn(row, 1) + 0.1 * _drawn(row, step + 1)))
+            torch.manual_seed(step)
+            optimizer.step()
+            if step == resumed:
+                optimizer = _made_anew(workload, optimizer, held)
     return type(optimizer).__name__, {name: parameter.detach() for name, parameter in held.items()}
+
+
+def _made_anew(
+    workload: Workload, before: torch.optim.Optimizer, held: Mapping[str, Tensor]
+) -> torch.optim.Optimizer:
+    """Returns an optimizer of the same parameters that has of the one before it what a checkpoint keeps."""
+    made = workload.optimizer(iter(held.items()))  # type: ignore[arg-type]
+    for old, new in zip(before.param_groups, made.param_groups, strict=True):
+        new |= copy.deepcopy({key: value for key, value in old.items() if key != "params"})
+    for parameter in held.values():
+        if parameter in before.state:
+            made.state[parameter] = copy.deepcopy(before.state[parameter])
+    return made
 
 
 def _drawn(row: Parameter, number: int) -> Tensor:

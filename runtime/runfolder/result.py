@@ -92,7 +92,10 @@ def trace_of(paths: Paths, ranks: int) -> Timeline:
     parts = _parts(paths, ranks)
     if _is_gathered(paths, _newest(parts)):
         return Timeline.load(paths.trace)
-    return gather(parts) if parts else Timeline()
+    found = gather(parts) if parts else Timeline()
+    if not len(found) and paths.trace.exists():  # a run that was opened again, and took no step
+        return Timeline.load(paths.trace)
+    return found
 
 
 def _write_trace(paths: Paths, timeline: Timeline, newest: int) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 Make = Callable[[], nn.Module]
 EQUAL: dict[str, Make] = {}
@@ -623,6 +624,78 @@ class Falling(torch.autograd.Function):
 def _(self: Any, y: Tensor, x: Tensor) -> Tensor:
     made: Tensor = Falling.apply(y)
     return made
+
+
+class Rising(torch.autograd.Function):
+    """Backward writes the state that forward is given."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, state: Tensor) -> Tensor:
+        ctx.state = state
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        ctx.state.add_(gradient.abs().mean())
+        return gradient / (1 + ctx.state), None
+
+
+@refused("a backward pass that writes a buffer", "backward() writes into 'ema'")
+def _(self: Any, y: Tensor, x: Tensor) -> Tensor:
+    made: Tensor = Rising.apply(y, self.ema)
+    return made
+
+
+@refused(
+    "weights in one memory",
+    "share memory and are two tensors",
+    lambda self: setattr(self, "other", nn.Parameter(self.a.weight.t())),
+)
+def _(self: Any, y: Tensor, x: Tensor) -> Tensor:
+    return y + F.linear(y, self.other) @ self.a.weight.t()
+
+
+@refused(
+    "a norm in two modes",
+    "in evaluation mode and in training mode",
+    keep(norm=lambda: nn.BatchNorm1d(3)),
+)
+def _(self: Any, y: Tensor, x: Tensor) -> Tensor:
+    y = torch.cat([y, y * 2])
+    one = self.norm.eval()(y)
+    return (one - self.norm.train()(y))[: len(x)]  # type: ignore[no-any-return]
+
+
+@refused("a sparse buffer", "'table' is sparse", keep(table=lambda: nn.Buffer(torch.eye(3).to_sparse())))
+def _(self: Any, y: Tensor, x: Tensor) -> Tensor:
+    return y + torch.sparse.mm(self.table, y.t()).t()
+
+
+@refused("a parameter that forward makes", "every nn.Parameter made in __init__", keep(late=lambda: None))
+def _(self: Any, y: Tensor, x: Tensor) -> Tensor:
+    if self.late is None:
+        self.late = nn.Parameter(torch.ones(3))
+    return y * self.late
+
+
+@refused(
+    "a norm in torch's checkpoint", "without torch.utils.checkpoint", keep(norm=lambda: nn.BatchNorm1d(3))
+)
+def _(self: Any, y: Tensor, x: Tensor) -> Tensor:
+    return checkpoint(self.norm, torch.cat([y, y * 2]), use_reentrant=False)[: len(x)]  # type: ignore[no-any-return]
+
+
+def falling(y: Tensor) -> Tensor:
+    falling.level = 0.5 * falling.level + y.detach().mean()  # type: ignore[attr-defined]
+    return y - falling.level  # type: ignore[attr-defined, no-any-return]
+
+
+falling.level = torch.zeros(())  # type: ignore[attr-defined]
+
+
+@refused("a tensor of a function", "falling.level")
+def _(self: Any, y: Tensor, x: Tensor) -> Tensor:
+    return falling(y)
 
 
 @equal("a buffer that is expanded", keep(wide=lambda: nn.Buffer(torch.full((1,), 0.5).expand(3))))

@@ -175,8 +175,43 @@ def test_what_a_large_model_leaves_behind_is_refused_by_name(
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_loss_with_a_state_is_refused(name: str) -> None:
     make, words = LOSSES[name]
-    with pytest.raises(BadInput, match=words):
+    with pytest.raises(BadInput, match=words) as caught:
         checked(nn.Linear(4, 3), make())
+    assert "a loss that keeps nothing" in str(caught.value.allowed)
+
+
+class Chosen(nn.Module):
+    """Takes a word, a number and nothing beside its tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor, mode: str, scale: float, mask: Tensor | None = None) -> Tensor:
+        y: Tensor = self.a(x) * scale
+        return y.relu() if mode == "relu" else y if mask is None else y * mask
+
+
+GIVEN = {"mode": "relu", "scale": 2, "mask": None}
+
+
+@pytest.mark.parametrize("other", [{"mode": "tanh"}, {"scale": 3}, {"mask": torch.ones(2, 3)}])
+def test_a_batch_with_other_words_and_numbers_than_at_the_capture_is_refused(
+    other: dict[str, object],
+) -> None:
+    captured = capture(Chosen(), lambda n: ({"x": torch.randn(n, 4), **GIVEN}, torch.randn(n, 3)), F.mse_loss)
+    inputs, targets = {"x": torch.randn(2, 4), **GIVEN}, torch.randn(2, 3)
+    assert sorted(captured.batch_values(inputs, targets)) == ["input.x", "target"]
+    with pytest.raises(BadInput, match=f"as 'input.{next(iter(other))}', and the model was captured with"):
+        captured.batch_values(inputs | other, targets)
+
+
+def test_a_number_that_grows_with_the_batch_is_refused() -> None:
+    given = {"mode": "", "mask": None}
+    with pytest.raises(BadInput, match=r"gives 2 and 3 as input\.scale"):
+        capture(
+            Chosen(), lambda n: ({"x": torch.randn(n, 4), "scale": n, **given}, torch.randn(n, 3)), F.mse_loss
+        )
 
 
 class Importing(dict[str, int]):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from planner.errors import BadInput
 from planner.model import ModelGraph, Parameter
 from planner.workload import check_optimizer, load, whole_optimizer
 from planner.workload.workload import Workload
@@ -112,6 +113,61 @@ def test_an_optimizer_that_updates_each_parameter_by_itself_is_not(
     assert judged(make) == ""
 
 
+class ClippingLate(torch.optim.SGD):
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        nn.utils.clip_grad_norm_([p for group in self.param_groups for p in group["params"]], 1000.0)
+        super().step()
+
+
+def test_a_clip_that_very_large_gradients_alone_reach_is_met() -> None:
+    assert judged(lambda named: ClippingLate(parameters(named), lr=0.1)) == "ClippingLate"
+
+
+class Counting(torch.optim.SGD):
+    """Its steps become smaller, by a count that no checkpoint keeps."""
+
+    count = 0
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        self.count += 1
+        for p in self.param_groups[0]["params"]:
+            p.sub_(p.grad, alpha=0.1 / self.count)
+
+
+class Averaging(torch.optim.SGD):
+    """Keeps weights of two steps ago as an attribute, as a lookahead does."""
+
+    def __init__(self, named: Named) -> None:
+        super().__init__(parameters(named), lr=0.1)
+        self.slow = [p.detach().clone() for p in self.param_groups[0]["params"]]
+        self.state["count"] = 0
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        super().step()
+        self.state["count"] += 1
+        for p, slow in zip(self.param_groups[0]["params"], self.slow, strict=True):
+            if self.state["count"] % 2 == 0:
+                p.copy_(slow.lerp_(p, 0.5))
+
+
+@pytest.mark.parametrize("make", [lambda named: Counting(parameters(named), lr=0.1), Averaging])
+def test_an_optimizer_that_keeps_more_than_checkpoints_hold_is_refused(
+    make: Callable[[Named], torch.optim.Optimizer],
+) -> None:
+    with pytest.raises(BadInput, match="a resumed run would train otherwise"):
+        judged(make)
+
+
+class Noisy(torch.optim.SGD):
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        super().step()
+        for p in self.param_groups[0]["params"]:
+            p.add_(0.01 * torch.randn_like(p))
+
+
 class Factoring(torch.optim.Optimizer):
     """Divides by means over rows and columns from 128 of them on, as some Adafactors do."""
 
@@ -167,3 +223,10 @@ def test_roundings_of_half_precision_are_not_taken_for_a_need_of_whole_parameter
         make = with_optimizer(lambda named, kind=kind: kind(parameters(named), lr=0.01))  # type: ignore[misc]
         assert whole_optimizer(make, model_of(5, "bfloat16")) == ""
     assert whole_optimizer(with_optimizer(Factoring), model_of(300, "bfloat16")) == "Factoring"
+
+
+@pytest.mark.parametrize("make", [Remembering, OneStep, lambda named: Noisy(parameters(named), lr=0.1)])
+def test_what_is_kept_for_each_parameter_or_drawn_is_not_refused(
+    make: Callable[[Named], torch.optim.Optimizer],
+) -> None:
+    judged(make)
