@@ -157,9 +157,10 @@ class Captured(Shown):
         known = self.layout.traced.plain
         if known or len(values) < len(leaves):
             found = plain_leaves(inputs, targets) | dict.fromkeys(values.keys() & known.keys(), "a tensor")
-            for name in (name for name in found if found[name] != known.get(name, "None")):
+            both = [(x, found.get(x, "None"), known.get(x, "None")) for x in dict.fromkeys((*found, *known))]
+            for name, now, then in (each for each in both if each[1] != each[2]):
                 raise BadInput(
-                    f"the batch has {found[name]} as '{name}', and the model was captured with {known.get(name, 'None')}",
+                    f"the batch has {now} as '{name}', and the model was captured with {then}",
                     allowed="the same in every batch; or a tensor, and torch.where in the place of if",
                 )
         strange = [x for x in values if x.startswith("input") and x not in self.graph.value]

@@ -204,6 +204,8 @@ def test_a_batch_with_other_words_and_numbers_than_at_the_capture_is_refused(
     assert sorted(captured.batch_values(inputs, targets)) == ["input.x", "target"]
     with pytest.raises(BadInput, match=f"as 'input.{next(iter(other))}', and the model was captured with"):
         captured.batch_values(inputs | other, targets)
+    with pytest.raises(BadInput, match=r"has None as 'input\.mode'"):
+        captured.batch_values({key: x for key, x in inputs.items() if key != "mode"}, targets)
 
 
 def test_a_number_that_grows_with_the_batch_is_refused() -> None:
