@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import types
+import re
 from collections.abc import Callable, Mapping
 
 import torch
@@ -12,19 +12,17 @@ from torch.utils import _pytree as pytree
 
 from planner.capture.batch import SMALL, Batch, example, growing_dim
 from planner.capture.captured import Captured, Loss
-from planner.capture.left_behind import Reachable
+from planner.capture.left_behind import CARRIED, OF_NORM, Reachable
 from planner.capture.live_bytes import storage_of
 from planner.capture.stage_modules import whole
-from planner.capture.traced_graph import call, place_of
+from planner.capture.traced_graph import call, line_that_names, place_of
 from planner.errors import BadInput
-from planner.workload import is_users
 
 EXACT, CLOSE = 1e-4, 1e-3  # relative, of losses and of gradients and buffers, in single precision
 HALF = 50  # times as far apart in half precision
 LARGEST_BYTES = 2**30  # of parameters and buffers of a module that is built for the check
 LARGEST_FLOPS = 2e10  # of a forward pass
 MIXED = 5e-5  # relative, of the loss of samples at once and apart
-CARRIED = "a tensor, by register_buffer in __init__, for what one step leaves to the next"
 OF_LOSS = (
     "a loss that keeps nothing: what one step leaves to the next, in the model by register_buffer in __init__"
 )
@@ -32,17 +30,12 @@ MADE = "every nn.Parameter made in __init__"
 SHARED = "one nn.Parameter under both names; or in forward() what is made of the other, as F.linear(x, self.a.weight.t())"
 ONCE = "forward() without torch.utils.checkpoint, which writes them twice; a plan recomputes where memory is short"
 APART = "share memory and are two tensors, which a plan holds apart"
-ASKS = frozenset(
-    {
-        "is_compiling",
-        "is_exporting",
-        "is_dynamo_compiling",
-        "is_tracing",
-        "is_fx_tracing",
-        "FakeTensor",
-        "numpy",
-    }
-)
+ASKS = re.compile("is_(compiling|exporting|dynamo_compiling|tracing|fx_tracing)|FakeTensor|numpy")
+OUTSIDE = re.compile("environ|getenv|urandom|now|(time|monotonic|perf_counter)(_ns)?")
+WRITES, CHECKPOINT = re.compile("_version"), re.compile("checkpoint")
+FROM_BATCH = "what comes from outside forward(), as a clock or the environment, as a tensor of the batch"
+COUNTS = "a count of steps, by register_buffer in __init__, for torch's own count of writes"
+OF_HOOK = "what the hook writes, in forward() or in the optimizer's step()"
 ALIKE = (
     "a forward() that does the same while it is traced: no branch on is_compiling(), is_exporting(), the type of a "
     "tensor or what .numpy() raises; or the path of such a module, as opaque = ['path.of.a.module'] in a module file"
@@ -150,8 +143,13 @@ class Beside:
         said = f"what is captured does not train as the module does: in step {step + 1} {what}"
         said += f"; forward() has changed {', '.join(changed[:3])}" if changed else ""
         path = changed[0].split("'")[1] if changed else ""
-        where = asks(self.module) or place_of(self.module, path, self.where)
-        if "other values" in what and (place := asks(self.module, frozenset({"checkpoint"}))):
+        where = line_that_names(self.module, ASKS) or place_of(self.module, path, self.where)
+        if "device meta" in what:  # of an opaque module, whose own tensors are meta between its calls
+            return BadInput(said, where=where, allowed=OF_HOOK)
+        for names, cure in ((WRITES, COUNTS), (OUTSIDE, FROM_BATCH)):
+            if not changed and (place := line_that_names(self.module, names)):
+                return BadInput(said, where=place, allowed=cure)
+        if "other values" in what and (place := line_that_names(self.module, CHECKPOINT)):
             return BadInput(said, where=place, allowed=ONCE)
         if shared := sharing(self.module):
             return BadInput(f"{said}; {shared} {APART}", where=self.where, allowed=SHARED)
@@ -165,6 +163,8 @@ def cure_of(path: str, start: Reachable, after: Reachable) -> str:
     """
     if after.of_loss_alone(path):
         return OF_LOSS
+    if path.endswith(".momentum"):
+        return OF_NORM
     return MADE if after.is_parameter(path) and not start.is_parameter(path) else CARRIED
 
 
@@ -198,20 +198,6 @@ def refuse_written(
                 where=place_of(module, name, where),
                 allowed="a write in forward(), or in the optimizer's step()",
             )
-
-
-def asks(module: nn.Module, names: frozenset[str] = ASKS) -> str:
-    """Returns the first function of the user's modules that asks whether it is traced, or names something else.
-
-    Args: `module` is looked through with all modules below it.
-    Returns: "file:line" of the function; empty where none asks.
-    """
-    for kind in dict.fromkeys(type(part) for part in module.modules()):
-        for x in vars(kind).values():
-            code = x.__code__ if isinstance(x, types.FunctionType) else None
-            if code is not None and is_users(code.co_filename) and names.intersection(code.co_names):
-                return f"{code.co_filename}:{code.co_firstlineno}"
-    return ""
 
 
 def too_large(captured: Captured, samples: int) -> str:

@@ -10,6 +10,8 @@ import collections
 import contextlib
 import contextvars
 import functools
+import gc
+import inspect
 import io
 import itertools
 import random
@@ -24,9 +26,23 @@ import torch
 from torch import Tensor, nn
 
 from planner.capture.live_bytes import storage_of
-from planner.capture.untraceable import entries, refill
+from planner.capture.traced_graph import file_of, names_in, stored_in
+from planner.capture.untraceable import (
+    NOTHING,
+    content,
+    entries,
+    fill,
+    is_data,
+    refill,
+    set_attribute,
+    set_back,
+    write,
+)
 from planner.workload import is_users
 
+CARRIED = "a tensor, by register_buffer in __init__, for what one step leaves to the next"
+OF_NORM = "one momentum; or a norm of your own that moves its statistics by a buffer"
+MOST_BYTES = 10_000_000  # of an object that shows its memory
 MOST = 200_000  # values that are listed, and entries of one list or dictionary that are looked at: a hundredth of it
 WORDS = (bool, int, float, complex, str, bytes, bytearray, type(None), random.SystemRandom)
 PLAIN = (*WORDS, torch.dtype, torch.device, torch.Size, np.generic)
@@ -34,9 +50,8 @@ PASSING = ("logging", "threading", "_thread", "_io", "io", "re", "weakref", "abc
 NUMBERS = (np.ndarray, random.Random, np.random.RandomState, np.random.Generator, torch.Generator)
 LIBRARIES = ("torch", "numpy", "builtins")
 FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
-NO_DATA = (type, property, staticmethod, classmethod, types.ModuleType, *FUNCTIONS)
+WITH_CODE = (types.FunctionType, functools._lru_cache_wrapper)
 Undo = Callable[[], object]
-_NOTHING = object()
 
 
 class Reachable:
@@ -153,12 +168,12 @@ class Reachable:
         for base in kind.__mro__:
             if base.__module__.partition(".")[0] in (*PASSING, *LIBRARIES):
                 continue
-            data = {key: x for key, x in vars(base).items() if not key.startswith("__") and _is_data(x)}
-            self._undo.append(functools.partial(_set_back, base, data))
+            data = {key: x for key, x in vars(base).items() if not key.startswith("__") and is_data(x)}
+            self._undo.append(functools.partial(set_back, base, data))
             self._open += [(f"{base.__qualname__}.{key}", x) for key, x in data.items()]
             for x in vars(base).values():
-                code = getattr(x := getattr(x, "__func__", x), "__code__", None)
-                if isinstance(x, types.FunctionType) and code is not None and is_users(code.co_filename):
+                code = getattr(inspect.unwrap(x := getattr(x, "__func__", x)), "__code__", None)
+                if isinstance(x, WITH_CODE) and code is not None and is_users(code.co_filename):
                     self._open.append((f"{base.__qualname__}.{x.__name__}", x))
 
     def _numbers(self, path: str, value: Any) -> None:
@@ -199,8 +214,8 @@ class Reachable:
             self._open += [(path, value.__func__), (f"{path}.__self__", value.__self__)]
         else:
             for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
-                with_value = _content(cell)
-                self._undo.append(functools.partial(_fill, cell, with_value))
+                with_value = content(cell)
+                self._undo.append(functools.partial(fill, cell, with_value))
                 self._open += [(f"{path}.{name}", x) for x in with_value]
             self._open += [(f"{path}.defaults", x) for x in (value.__defaults__, value.__kwdefaults__) if x]
             self._undo.append(functools.partial(refill, vars(value), dict(vars(value))))
@@ -210,17 +225,20 @@ class Reachable:
 
     def _globals(self, function: types.FunctionType) -> None:
         """Visits the globals that a function of the user's names, and what it names in other files of the user's."""
-        names = set(_names(function.__code__))
+        names = set(names_in(function.__code__))
         spaces = [function.__globals__]
         for name in names & function.__globals__.keys():
             x = function.__globals__[name]
             if isinstance(x, types.ModuleType) and is_users(getattr(x, "__file__", None) or "<"):
                 spaces.append(vars(x))
+            elif isinstance(x, types.ModuleType):  # of a library: what the function itself puts there
+                for key in names.intersection(stored_in(function.__code__)):
+                    self._open += [(f"{name}.{key}", vars(x)[key])] if key in vars(x) else []
         for space in spaces:
             for name in sorted(names & space.keys()):
                 if not name.startswith("__") and not isinstance(space[name], types.ModuleType):
                     self._undo.append(functools.partial(space.__setitem__, name, space[name]))
-                    self._open.append((f"{space.get('__name__', '')}.{name}", space[name]))
+                    self._open.append((f"{file_of(space)}.{name}", space[name]))
 
     def _iterator(self, path: str, value: Iterator[object]) -> None:
         self.words[path] = repr(value) if isinstance(value, itertools.count) else type(value).__name__
@@ -240,15 +258,16 @@ class Reachable:
 
     def _variable(self, path: str, value: contextvars.ContextVar[object]) -> None:
         if (
-            held := value.get(_NOTHING)
-        ) is not _NOTHING:  # one that was never set cannot be set back to nothing
-            self._undo.append(lambda: value.get(_NOTHING) is held or value.set(held))
+            held := value.get(NOTHING)
+        ) is not NOTHING:  # one that was never set cannot be set back to nothing
+            self._undo.append(lambda: value.get(NOTHING) is held or value.set(held))
             self._open.append((path, held))
 
     def _object(self, path: str, value: object) -> None:
         kind = type(value)
         if kind.__module__.partition(".")[0] in (*PASSING, *LIBRARIES[:2]) and kind is not threading.local:
             return
+        self._memory(path, value)
         held = getattr(value, "__dict__", None)
         if isinstance(held, dict):
             self._undo.append(functools.partial(refill, held, dict(held)))
@@ -257,41 +276,17 @@ class Reachable:
             slots = vars(base).get("__slots__", ())
             for key in (slots,) if isinstance(slots, str) else slots:
                 if hasattr(value, key):
-                    self._undo.append(functools.partial(_set, value, key, getattr(value, key)))
+                    self._undo.append(functools.partial(set_attribute, value, key, getattr(value, key)))
                     self._open.append((f"{path}.{key}", getattr(value, key)))
         self._open.append((path, kind))
 
-
-def _is_data(value: object) -> bool:
-    return not isinstance(value, NO_DATA) and not hasattr(type(value), "__get__")
-
-
-def _names(code: types.CodeType) -> list[str]:
-    inner = [part for part in code.co_consts if isinstance(part, types.CodeType)]
-    return [*code.co_names, *(name for part in inner for name in _names(part))]
-
-
-def _content(cell: types.CellType) -> tuple[object, ...]:
-    try:
-        return (cell.cell_contents,)
-    except ValueError:  # nothing was assigned yet
-        return ()
-
-
-def _fill(cell: types.CellType, content: tuple[object, ...]) -> None:
-    if content:
-        cell.cell_contents = content[0]
-
-
-def _set(value: object, key: str, kept: object) -> None:
-    if getattr(value, key, None) is not kept:
-        object.__setattr__(value, key, kept)  # also where its class is frozen
-
-
-def _set_back(kind: type, data: Mapping[str, object]) -> None:
-    for key in [key for key, x in vars(kind).items() if not key.startswith("__") and _is_data(x)]:
-        if key not in data:
-            delattr(kind, key)
-    for key, value in data.items():
-        if vars(kind).get(key) is not value:
-            setattr(kind, key, value)
+    def _memory(self, path: str, value: Any) -> None:
+        """Lists what an object holds in C: its bytes where it shows them, and what a cache of calls has returned."""
+        if isinstance(value, functools._lru_cache_wrapper):
+            held = [list(x.values()) if isinstance(x, dict) else x for x in gc.get_referents(value)]
+            self._open.append((f"{path}.cache", held))
+        with contextlib.suppress(TypeError, ValueError, BufferError):
+            if (seen := memoryview(value)).nbytes < MOST_BYTES:
+                kept = seen.tobytes()
+                self.words[path] = f"{type(value).__name__} {hash(kept)}"
+                self._undo.append(functools.partial(write, value, kept))

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import UninitializedParameter
 
 from planner.capture.flatten import unnamed
+from planner.capture.left_behind import CARRIED, OF_NORM
 from planner.capture.traced_graph import LOSS, place_of
 from planner.errors import BadInput
 from planner.workload import where_raised
@@ -255,6 +256,20 @@ def refuse_hooks(module: nn.Module, where: str, opaque: Collection[str]) -> None
             if getattr(part, f"_{kind}s"):
                 said = f"module '{name}'" if name else "the model"
                 raise _refused(f"{said} has a hook on its gradients (register_full_{kind})", where)
+
+
+def refuse_changes(changes: list[tuple[str, str]], module: nn.Module) -> None:
+    """Refuses a module whose forward pass goes on changing plain attributes.
+
+    Args: `changes` are their keys, of which BadInput names the first three; an empty list is well.
+    """
+    if changes:
+        names = ", ".join(f"'{path}.{key}'".replace("'.", "'") for path, key in changes[:3])
+        raise BadInput(
+            f"forward() changes {names}, which a plan would hold at what it is at the capture",
+            where=place_of(module, ".".join(filter(None, changes[0])), type(module).__name__),
+            allowed=OF_NORM if changes[0][1] == "momentum" else CARRIED,
+        )
 
 
 @contextlib.contextmanager

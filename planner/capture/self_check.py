@@ -21,20 +21,19 @@ from torch.utils import _pytree as pytree
 from planner.capture.batch import SMALL, Batch, Pair, example, repeated
 from planner.capture.beside import (
     APART,
-    CARRIED,
+    ASKS,
     SHARED,
     Beside,
-    asks,
     cure_of,
     refuse_written,
     sharing,
     too_large,
 )
 from planner.capture.captured import Captured, Loss
-from planner.capture.left_behind import Reachable
+from planner.capture.left_behind import CARRIED, Reachable
 from planner.capture.live_bytes import Across
 from planner.capture.trace import other_in_fast_path
-from planner.capture.traced_graph import call, place_of
+from planner.capture.traced_graph import call, line_that_names, place_of
 from planner.errors import BadInput
 from planner.workload import Workload, where_raised
 
@@ -281,7 +280,7 @@ def _on_fake_tensors(
         said = f"forward() changes {changed or 'something'}, and computes something else from then on"
         first = changed.split("'")[1] if changed else ""
         raise BadInput(said, where=place_of(module, first, where), allowed=CARRIED)
-    asking = asks(module)
+    asking = line_that_names(module, ASKS)
     return f"the module ran on fake tensors only, so that no values were compared: {large}" + (
         f"; {asking} asks whether it is traced" if asking else ""
     )

@@ -24,17 +24,15 @@ from planner.capture.fake_run import forgetting
 from planner.capture.flatten import flatten
 from planner.capture.left_behind import Reachable
 from planner.capture.opaque import Opaque
-from planner.capture.refusals import refusing_hooks
+from planner.capture.refusals import refuse_changes, refusing_hooks
 from planner.capture.state_use import assigned_tensors, held_tensors
-from planner.capture.traced_graph import CannotTrace, Traced, call, place_of
+from planner.capture.traced_graph import CannotTrace, Traced, call, place_of, same_graph
 from planner.capture.untraceable import (
     Attributes,
     assign,
     changed,
     plain_attributes,
-    refuse_changes,
     refusing_draws,
-    same_graph,
     watching_switches,
 )
 from planner.errors import BadInput

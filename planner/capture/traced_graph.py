@@ -200,17 +200,19 @@ def parts_of(module: nn.Module, loss: object) -> dict[str, nn.Module]:
     return named | ({LOSS: loss} if isinstance(loss, WholeLoss) else {})
 
 
-def line_that_names(module: nn.Module, *words: str) -> str:
+def line_that_names(module: nn.Module, *words: str | re.Pattern[str]) -> str:
     """Returns the first line of the user's in what a module and its parts run that names something.
 
-    Args: of several `words` the first counts that any line names.
+    Args: of several `words`, whole names or patterns of them, the first counts that any line names.
     Returns: "file:line"; empty where no line names any of them.
     """
     codes = list(_codes(module))
     for word in words:
         for code in codes:
             for each in dis.get_instructions(code):
-                named = each.argval == word and each.opname.startswith(_NAMING)
+                if not each.opname.startswith(_NAMING):
+                    continue
+                named = each.argval == word if isinstance(word, str) else word.fullmatch(str(each.argval))
                 if named and each.positions is not None and each.positions.lineno:
                     return f"{code.co_filename}:{each.positions.lineno}"
     return ""
@@ -244,6 +246,25 @@ def _codes(module: nn.Module) -> Iterator[types.CodeType]:
             yield from (part for part in code.co_consts if isinstance(part, types.CodeType))
 
 
+def same_graph(one: Traced, other: Traced) -> bool:
+    """Returns whether two graphs have the same operations with the same arguments.
+
+    Args: names of nodes do not count.
+    """
+    return _lines(one.graph) == _lines(other.graph)
+
+
+def _lines(graph: fx.Graph) -> list[str]:
+    place: dict[fx.Node, str] = {}
+    lines = []
+    for i, node in enumerate(graph.nodes):
+        place[node] = f"%{i}"
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda x: place[x])
+        name = getattr(node.target, "__name__", str(node.target))
+        lines.append(f"{name if node.op != 'placeholder' else ''} {args} {kwargs} {node.meta.get('context')}")
+    return lines
+
+
 def place_of(module: nn.Module, path: str, fallback: str) -> str:
     """Returns the user's line that names what lies under a path, or else where the forward pass begins.
 
@@ -261,3 +282,19 @@ def _forward_of(module: nn.Module) -> str:
     code = getattr(type(module).forward, "__code__", None)
     users = isinstance(code, types.CodeType) and is_users(code.co_filename)
     return f"{code.co_filename}:{code.co_firstlineno}" if users else ""  # type: ignore[union-attr]
+
+
+def names_in(code: types.CodeType) -> list[str]:
+    inner = [part for part in code.co_consts if isinstance(part, types.CodeType)]
+    return [*code.co_names, *(name for part in inner for name in names_in(part))]
+
+
+def stored_in(code: types.CodeType) -> set[str]:
+    """Returns the names of attributes that a function sets."""
+    return {x.argval for x in dis.get_instructions(code) if x.opname == "STORE_ATTR"}
+
+
+def file_of(space: dict[str, object]) -> str:
+    """Returns the name of a module as its user knows it: that of a module file is its file's."""
+    name, file = str(space.get("__name__", "")), str(space.get("__file__", ""))
+    return Path(file).stem if file and name.startswith("workload_") else name

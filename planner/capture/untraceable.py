@@ -5,19 +5,24 @@ from __future__ import annotations
 import collections
 import contextlib
 import copy
+import ctypes
 import random
 import sys
-from collections.abc import Iterator
+import types
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
-from planner.capture.traced_graph import Traced, line_that_names, place_of
+from planner.capture.traced_graph import line_that_names
 from planner.errors import BadInput
 
+NOTHING = object()  # where there was no value
+FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
+NO_DATA = (type, property, staticmethod, classmethod, types.ModuleType, *FUNCTIONS)
 MISSING = "missing"
 MADE = "every module made in __init__, of the kind that forward() goes on with"
 OFF = "detach() what the frozen part takes from it, or requires_grad_(False) once, where the module is built"
@@ -161,40 +166,6 @@ def assign(module: nn.Module, values: Attributes, keys: list[tuple[str, str]]) -
             parts[path].__dict__.pop(key, None)
 
 
-def refuse_changes(changes: list[tuple[str, str]], module: nn.Module) -> None:
-    """Refuses a module whose forward pass goes on changing plain attributes.
-
-    Args: `changes` are the keys of these attributes; an empty list is well.
-    Raises: BadInput, which names the first three.
-    """
-    if changes:
-        names = ", ".join(f"'{path}.{key}'".replace("'.", "'") for path, key in changes[:3])
-        raise BadInput(
-            f"forward() changes {names}, which a plan would hold at what it is at the capture",
-            where=place_of(module, ".".join(filter(None, changes[0])), type(module).__name__),
-            allowed="a tensor, by register_buffer, for what one step leaves to the next",
-        )
-
-
-def same_graph(one: Traced, other: Traced) -> bool:
-    """Returns whether two graphs have the same operations with the same arguments.
-
-    Args: names of nodes do not count.
-    """
-    return _lines(one.graph) == _lines(other.graph)
-
-
-def _lines(graph: fx.Graph) -> list[str]:
-    place: dict[fx.Node, str] = {}
-    lines = []
-    for i, node in enumerate(graph.nodes):
-        place[node] = f"%{i}"
-        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda x: place[x])
-        name = getattr(node.target, "__name__", str(node.target))
-        lines.append(f"{name if node.op != 'placeholder' else ''} {args} {kwargs} {node.meta.get('context')}")
-    return lines
-
-
 @contextlib.contextmanager
 def refusing_draws(module: nn.Module) -> Iterator[None]:
     """Refuses numbers drawn by Python or numpy, while it is entered.
@@ -289,3 +260,38 @@ def entries(container: Any) -> list[tuple[Any, Any]]:
     if isinstance(container, dict):
         return list(base.items(container))
     return list(enumerate(base.__iter__(container))) if base else []
+
+
+def write(value: Any, kept: bytes) -> None:
+    if memoryview(value).tobytes() != kept:
+        (ctypes.c_char * len(kept)).from_buffer(value).raw = kept
+
+
+def content(cell: types.CellType) -> tuple[object, ...]:
+    try:
+        return (cell.cell_contents,)
+    except ValueError:  # nothing was assigned yet
+        return ()
+
+
+def fill(cell: types.CellType, content: tuple[object, ...]) -> None:
+    if content:
+        cell.cell_contents = content[0]
+
+
+def set_attribute(value: object, key: str, kept: object) -> None:
+    if getattr(value, key, None) is not kept:
+        object.__setattr__(value, key, kept)  # also where its class is frozen
+
+
+def set_back(kind: type, data: Mapping[str, object]) -> None:
+    for key in [key for key, x in vars(kind).items() if not key.startswith("__") and is_data(x)]:
+        if key not in data:
+            delattr(kind, key)
+    for key, value in data.items():
+        if vars(kind).get(key) is not value:
+            setattr(kind, key, value)
+
+
+def is_data(value: object) -> bool:
+    return not isinstance(value, NO_DATA) and not hasattr(type(value), "__get__")

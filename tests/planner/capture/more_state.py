@@ -9,6 +9,7 @@ import array
 import collections
 import contextvars
 import copy
+import ctypes
 import functools
 import hashlib
 import io
@@ -212,6 +213,31 @@ def _(self: Any, y: Tensor, x: Tensor) -> Tensor:
     held = first_time("a")
     held[0] += 1
     return y / held[0]
+
+
+@state("an entry of an lru_cache past a threshold")
+def _(self: Any, y: Tensor, x: Tensor) -> Tensor:
+    held = first_time("b")
+    held[0] += 1
+    return y / (1 if held[0] < 6 else 2)
+
+
+@state("an integer of C past a threshold", keep(n=lambda: ctypes.c_int(0)))
+def _(self: Any, y: Tensor, x: Tensor) -> Tensor:
+    self.n.value += 1
+    return y / (1 if self.n.value < 6 else 2)
+
+
+@state("an array of Python past a threshold", keep(counts=lambda: array.array("d", [0.0])))
+def _(self: Any, y: Tensor, x: Tensor) -> Tensor:
+    self.counts[0] += 1
+    return y / (1 if self.counts[0] < 6 else 2)
+
+
+@state("an attribute of torch past a threshold")
+def _(self: Any, y: Tensor, x: Tensor) -> Tensor:
+    torch.steps_of_a_test = getattr(torch, "steps_of_a_test", 0) + 1  # type: ignore[attr-defined]
+    return y / (1 if torch.steps_of_a_test < 6 else 2)  # type: ignore[attr-defined, no-any-return]
 
 
 @functools.cache

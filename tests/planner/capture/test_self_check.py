@@ -84,6 +84,12 @@ LINES = {  # of the constructs that are refused, what stands in the line that th
     "an iterator by tee": "next(self.rows)",
     "object.__setattr__": "self.n",
     "an attribute of a parameter": "weight.calls",
+    "an entry of an lru_cache past a threshold": "first_time",
+    "an integer of C past a threshold": "self.n.value",
+    "an array of Python past a threshold": "self.counts[0]",
+    "an attribute of torch past a threshold": "torch.steps_of_a_test",
+    "the clock": "perf_counter_ns",
+    "the environment of the process": "os.environ",
     "statistics in a list that nobody registers": "self.parts[0]",
 }
 

@@ -11,6 +11,7 @@ import pytest
 
 from planner.plan import load
 from planner.simulate import simulate_plan
+from planner.timeline import Timeline
 from runtime.runfolder import Outcome, Paths, result_of, trace_of
 
 
@@ -53,3 +54,12 @@ def test_a_trace_that_is_newer_by_a_clock_that_was_set_back_counts(paths: Paths)
     assert set(trace_of(paths, 2).step.tolist()) == {5, 6}
     assert set(result_of(paths, 2, Outcome("done")).timeline.step.tolist()) == {5, 6}
     assert trace_of(paths, 2).step.tolist() == result_of(paths, 2, Outcome("done")).timeline.step.tolist()
+
+
+def test_a_run_that_is_opened_again_and_takes_no_step_keeps_its_trace(paths: Paths) -> None:
+    """So `show` reads it after a run was opened for its weights alone."""
+    whole = result_of(paths, 2, Outcome("done")).timeline
+    for rank in range(2):
+        Timeline().save(paths.rank_trace(rank))
+    assert trace_of(paths, 2).step.tolist() == whole.step.tolist()
+    assert result_of(paths, 2, Outcome("done")).timeline.step.tolist() == whole.step.tolist()
