@@ -1,27 +1,37 @@
-"""Holds what all rows of one profile have in common: the captured model, its batches, and how layers will run."""
+"""Holds what all rows of a profile have in common: the model, its batches, what reading one costs, how layers run."""
 
 from __future__ import annotations
 
+import itertools
 import platform
-from collections.abc import Callable, Mapping
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from planner.arrays import NS_PER_S
 from planner.capture import Captured, capture, check_sizes, check_training
 from planner.cluster import name_of
 from planner.errors import BadInput
-from planner.measure.passes import BackwardSplit, SpatialSplit
+from planner.measure.passes import BackwardSplit, CpuClock, SpatialSplit
 from planner.measure.process.protocol import MeasureRequest
 from planner.measure.spatial_walk import cut_situations
 from planner.measure.specimens import PRECISIONS, Situation, Way, situations
 from planner.model import served as serving
-from planner.profile import CostKey
-from planner.workload import Workload
+from planner.profile import CostKey, SampleCost
+from planner.workload import Workload, has_raw, reseed, spared
 
 EXECUTIONS = ("eager", "compiled")
+MOST_SAMPLES, SAMPLES_S = 32, 2.0  # that are read to time them, and how long at most
+JOINED = (1, 5)  # samples of the batches that they are joined to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,3 +183,90 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "unknown"
+
+
+def sample_cost(workload: Workload) -> SampleCost | None:
+    """Times reading and joining samples of a dataset in this process, by a DataLoader as a rank reads.
+
+    Seeds and generators are counted, which a processor that has waited for a sample is far slower at. The first sample
+    opens files, so that it and its batch are left out.
+
+    Returns: None for synthetic samples, and for a dataset that is read by regions.
+    Raises: BadInput where the dataset has no samples.
+    """
+    data: Any = workload.dataset()
+    if data is None or getattr(data, "regions", False) is True:
+        return None
+    if not len(data):
+        raise BadInput("dataset() has no samples", where=workload.where)
+    samples = _TimedSamples(data, iter(data) if isinstance(data, IterableDataset) else None)
+    every = list(range(0, len(data), max(1, len(data) // MOST_SAMPLES))[:MOST_SAMPLES])
+    groups = [every[first : first + size] for first, size in _groups(len(every))]
+    batches = iter(DataLoader(samples, batch_sampler=groups, collate_fn=workload.collate))
+    warm, finish, around = list[float](), list[float](), {size: list[float]() for size in JOINED}
+    clock, begun, nbytes = CpuClock(), time.monotonic(), 0
+    for group in groups:
+        spent_s = sum(samples.cold)
+        whole_s = list[float]()
+        batch = clock.time(partial(_drawn, batches), whole_s)
+        around.setdefault(len(group), []).append(whole_s[0] - (sum(samples.cold) - spent_s))
+        nbytes = sum(x.nbytes for x in pytree.tree_leaves(batch) if isinstance(x, Tensor)) // len(group)
+        for index in group if samples.every is None else ():
+            clock.time(partial(data.__getitem__, index), warm)
+            if has_raw(data):
+                clock.time(partial(data.finish, data.raw(index)), finish)
+        if time.monotonic() - begun > SAMPLES_S:
+            break
+    each_s, batch_s = _joining(around)
+    return SampleCost(
+        cold_s=statistics.fmean(samples.cold[1:] or samples.cold),
+        warm_s=statistics.fmean(warm[1:] or warm or samples.cold),
+        collate_s=each_s,
+        sample_bytes=nbytes,
+        finish_s=statistics.fmean(finish[1:] or finish) if finish else 0.0,
+        batch_s=batch_s,
+    )
+
+
+def _groups(count: int) -> Iterator[tuple[int, int]]:
+    """Yields first sample and size of batches: three of one sample, then a larger one, and so on."""
+    first = 0
+    for number in itertools.count():
+        if first >= count:
+            return
+        size = min(JOINED[number % 4 == 3], count - first)
+        yield first, size
+        first += size
+
+
+def _drawn(batches: Iterator[object]) -> object:
+    with spared():
+        return next(batches)
+
+
+def _joining(around: Mapping[int, Sequence[float]]) -> tuple[float, float]:
+    """Returns what is done around reading, in seconds: for each sample, and for each batch whatever its size.
+
+    Args: `around` has that time for batches of each size, of which the very first is left out.
+    """
+    one, many = JOINED
+    single = statistics.median(around[one][1:] or around[one])
+    if not around[many]:
+        return single, 0.0
+    each = min(single, max(1 / NS_PER_S, (statistics.median(around[many]) - single) / (many - one)))
+    return each, single - each
+
+
+class _TimedSamples(Dataset[object]):
+    """The samples of a dataset, each drawn under a seed of its own, with the seconds that each took."""
+
+    def __init__(self, data: Any, every: Iterator[object] | None) -> None:
+        self._data, self.every = data, every
+        self.cold: list[float] = []
+
+    def __getitem__(self, index: int) -> object:
+        return CpuClock().time(partial(self._read, index), self.cold)
+
+    def _read(self, index: int) -> object:
+        reseed(index)
+        return next(self.every) if self.every is not None else self._data[index]

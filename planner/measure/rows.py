@@ -34,6 +34,7 @@ from planner.measure.passes import (
 from planner.measure.process.protocol import Begun, Done, Failed, MeasureProgress, RowEvent
 from planner.measure.specimens import Situation, fake_specimen, real_specimen
 from planner.measure.timing import (
+    AGAIN,
     VISITS,
     PassTimes,
     Samples,
@@ -106,11 +107,7 @@ def _done(key: CostKey, times: PassTimes, memory: Footprint) -> Done:
 
 
 def measured_rows(
-    bench: Bench,
-    pending: Sequence[CostKey],
-    *,
-    seconds_per_row: float,
-    alone: bool = False,
+    bench: Bench, pending: Sequence[CostKey], *, seconds_per_row: float, alone: bool = False
 ) -> Iterator[RowEvent]:
     """Yields events while rows are measured: which ones begin, their progress, and each result or failure.
 
@@ -124,6 +121,9 @@ def measured_rows(
     for visit in VISITS:
         yield from rounds.visit(visit, pending)
         pending = [key for key in pending if key in rounds.samples]
+    for visit in AGAIN:
+        pending = [key for key in pending if rounds.times[key].doubtful]
+        yield from rounds.visit(visit, pending)
 
 
 @dataclass
@@ -134,10 +134,9 @@ class Rounds:
     seconds_per_row: float
     alone: bool
     samples: dict[CostKey, list[Samples]] = field(default_factory=dict)  # one entry a visit
+    times: dict[CostKey, PassTimes] = field(default_factory=dict)  # by all visits so far
     kept: dict[CostKey, Footprint] = field(default_factory=dict)
-    too_large: dict[CostKey, int] = field(
-        default_factory=dict
-    )  # without the micro-batch, which is what it leads to
+    too_large: dict[CostKey, int] = field(default_factory=dict)  # at micro 0: the least that did not fit
     share: float = 0.0  # of all the time, at the end of the last group
 
     def visit(self, visit: Visit, pending: Sequence[CostKey]) -> Iterator[RowEvent]:
@@ -193,11 +192,12 @@ class Rounds:
         timed = [Samples() for _ in specimens]
         budget_s = self.seconds_per_row * len(group) * visit.share
         for share in time_rounds(specimens, timed, clock_of(self.bench.way.device), budget_s, visit):
-            yield MeasureProgress(self.share + share * each * len(group))
+            yield MeasureProgress(min(1.0, self.share + share * each * len(group)))
         for key, specimen, row in zip(group, specimens, timed, strict=True):
             visits = self.samples.setdefault(key, [])
             visits.append(row)
-            yield _done(key, pass_times(specimen, visits), self.kept[key])
+            self.times[key] = pass_times(specimen, visits)
+            yield _done(key, self.times[key], self.kept[key])
 
 
 def _groups(rows: Mapping[CostKey, Situation], limit: int) -> Iterator[dict[CostKey, Situation]]:

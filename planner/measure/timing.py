@@ -1,38 +1,32 @@
 """Times the passes of layers in rounds over all of them, so that noise falls on all alike.
 
-Every layer is visited several times, minutes apart where there are many layers, because a machine drifts. Results are
-medians of all rounds. Their spread is half the distance between the quartiles, or how far the median of one visit
-lies from that of all, whichever is more.
+Every layer is visited several times, minutes apart where there are many layers, because a machine drifts. Where visits
+disagree, two more are made, and the three that lie closest together count. Results are medians of all rounds. Their
+spread is half the distance between the quartiles, or how far the median of one visit lies from that of all, whichever
+is more.
 """
 
 from __future__ import annotations
 
-import itertools
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
-from torch.utils import _pytree as pytree
-from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from planner.arrays import NS_PER_S
-from planner.errors import BadInput
 from planner.measure.passes import (
     Apart,
     Clock,
-    CpuClock,
     Specimen,
     forget_gradients,
     gradients_of,
     roots_of,
     whole_backward,
 )
-from planner.profile import SampleCost, Seconds
-from planner.workload import Workload, has_raw, reseed, spared
+from planner.profile import Seconds
 
 
 class Visit(NamedTuple):
@@ -45,8 +39,11 @@ class Visit(NamedTuple):
 
 
 VISITS = (Visit(2, 3, 30, 0.5), Visit(1, 1, 15, 0.25), Visit(1, 1, 15, 0.25))
-MOST_SAMPLES, SAMPLES_S = 32, 2.0  # that are read to time them, and how long at most
-JOINED = (1, 5)  # samples of the batches that they are joined to
+AGAIN = (Visit(1, 1, 15, 0.25),) * 2  # to rows whose visits disagree
+APART, APART_S = (
+    0.25,
+    1e-3,
+)  # disagree: a spread of so much of the median, of a pass that takes so long at least
 _INSTANT_S = 1 / NS_PER_S  # plans count in whole nanoseconds
 
 
@@ -72,6 +69,11 @@ class PassTimes:
     backward: Seconds
     input_grad: Seconds
     weight_grad: Seconds
+
+    @property
+    def doubtful(self) -> bool:
+        """Returns whether visits disagree on the forward or the whole backward pass."""
+        return any(x.spread > APART * x.median and x.median > APART_S for x in (self.forward, self.backward))
 
 
 def time_rounds(
@@ -144,9 +146,18 @@ def pass_times(specimen: Specimen, visits: Sequence[Samples]) -> PassTimes:
 
     Args: `specimen` tells which passes there are.
     """
-    forward, whole = spread_of(*(v.forward for v in visits)), spread_of(*(v.backward for v in visits))
-    halves = spread_of(*(v.input_half for v in visits)), spread_of(*(v.weight_half for v in visits))
+    forward, whole = agreed([v.forward for v in visits]), agreed([v.backward for v in visits])
+    halves = agreed([v.input_half for v in visits]), agreed([v.weight_half for v in visits])
     return with_halves(specimen, forward, whole, halves)
+
+
+def agreed(visits: Sequence[Sequence[float]]) -> Seconds:
+    """Returns the median and the spread of the visits whose medians lie closest together, as many as all rows get."""
+    found = sorted(filter(None, visits), key=statistics.median)
+    middles, count = [statistics.median(visit) for visit in found], len(VISITS)
+    firsts = range(max(1, len(found) - count + 1))
+    first = min(firsts, key=lambda i: max(middles[i : i + count], default=0) - (middles[i:] or [0])[0])
+    return spread_of(*found[first : first + count])
 
 
 def with_halves(
@@ -207,90 +218,3 @@ def spread_of(*visits: Sequence[float]) -> Seconds:
     low, middle, high = statistics.quantiles(samples, n=4, method="inclusive")
     drift = max(abs(statistics.median(visit) - middle) for visit in visits if visit)
     return Seconds(median=middle, spread=max((high - low) / 2, drift))
-
-
-def sample_cost(workload: Workload) -> SampleCost | None:
-    """Times reading and joining samples of a dataset in this process, by a DataLoader as a rank reads.
-
-    Seeds and generators are counted, which a processor that has waited for a sample is far slower at. The first sample
-    opens files, so that it and its batch are left out.
-
-    Returns: None for synthetic samples, and for a dataset that is read by regions.
-    Raises: BadInput where the dataset has no samples.
-    """
-    data: Any = workload.dataset()
-    if data is None or getattr(data, "regions", False) is True:
-        return None
-    if not len(data):
-        raise BadInput("dataset() has no samples", where=workload.where)
-    samples = _TimedSamples(data, iter(data) if isinstance(data, IterableDataset) else None)
-    every = list(range(0, len(data), max(1, len(data) // MOST_SAMPLES))[:MOST_SAMPLES])
-    groups = [every[first : first + size] for first, size in _groups(len(every))]
-    batches = iter(DataLoader(samples, batch_sampler=groups, collate_fn=workload.collate))
-    warm, finish, around = list[float](), list[float](), {size: list[float]() for size in JOINED}
-    clock, begun, nbytes = CpuClock(), time.monotonic(), 0
-    for group in groups:
-        spent_s = sum(samples.cold)
-        whole_s = list[float]()
-        batch = clock.time(partial(_drawn, batches), whole_s)
-        around.setdefault(len(group), []).append(whole_s[0] - (sum(samples.cold) - spent_s))
-        nbytes = sum(x.nbytes for x in pytree.tree_leaves(batch) if isinstance(x, Tensor)) // len(group)
-        for index in group if samples.every is None else ():
-            clock.time(partial(data.__getitem__, index), warm)
-            if has_raw(data):
-                clock.time(partial(data.finish, data.raw(index)), finish)
-        if time.monotonic() - begun > SAMPLES_S:
-            break
-    each_s, batch_s = _joining(around)
-    return SampleCost(
-        cold_s=statistics.fmean(samples.cold[1:] or samples.cold),
-        warm_s=statistics.fmean(warm[1:] or warm or samples.cold),
-        collate_s=each_s,
-        sample_bytes=nbytes,
-        finish_s=statistics.fmean(finish[1:] or finish) if finish else 0.0,
-        batch_s=batch_s,
-    )
-
-
-def _groups(count: int) -> Iterator[tuple[int, int]]:
-    """Yields first sample and size of batches: three of one sample, then a larger one, and so on."""
-    first = 0
-    for number in itertools.count():
-        if first >= count:
-            return
-        size = min(JOINED[number % 4 == 3], count - first)
-        yield first, size
-        first += size
-
-
-def _drawn(batches: Iterator[object]) -> object:
-    with spared():
-        return next(batches)
-
-
-def _joining(around: Mapping[int, Sequence[float]]) -> tuple[float, float]:
-    """Returns what is done around reading, in seconds: for each sample, and for each batch whatever its size.
-
-    Args: `around` has that time for batches of each size, of which the very first is left out.
-    """
-    one, many = JOINED
-    single = statistics.median(around[one][1:] or around[one])
-    if not around[many]:
-        return single, 0.0
-    each = min(single, max(_INSTANT_S, (statistics.median(around[many]) - single) / (many - one)))
-    return each, single - each
-
-
-class _TimedSamples(Dataset[object]):
-    """The samples of a dataset, each drawn under a seed of its own, with the seconds that each took."""
-
-    def __init__(self, data: Any, every: Iterator[object] | None) -> None:
-        self._data, self.every = data, every
-        self.cold: list[float] = []
-
-    def __getitem__(self, index: int) -> object:
-        return CpuClock().time(partial(self._read, index), self.cold)
-
-    def _read(self, index: int) -> object:
-        reseed(index)
-        return next(self.every) if self.every is not None else self._data[index]

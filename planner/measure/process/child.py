@@ -108,7 +108,7 @@ def serve(say: Callable[[Message], None]) -> None:
 
 def read_samples(workload: Workload) -> SamplesRead:
     """Times the samples of a dataset; one that cannot be read here is no reason to refuse its model."""
-    from planner.measure.timing import sample_cost
+    from planner.measure.bench import sample_cost
 
     try:
         return SamplesRead(sample_cost(workload))

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import math
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -9,14 +11,19 @@ import pytest
 import torch
 
 from planner.capture import capture
+from planner.measure import timing
+from planner.measure.bench import Bench, sample_cost
 from planner.measure.passes import CpuClock, ProcessorClock, clock_of
 from planner.measure.process.child import read_samples
+from planner.measure.process.protocol import Done, MeasureProgress
+from planner.measure.rows import measured_rows
 from planner.measure.specimens import Way, real_specimen, situations
 from planner.measure.timing import (
     VISITS,
+    PassTimes,
     Samples,
+    agreed,
     pass_times,
-    sample_cost,
     shared_out,
     spread_of,
     time_rounds,
@@ -54,6 +61,45 @@ def test_one_outlier_does_not_move_the_median() -> None:
 def test_a_visit_that_lies_apart_widens_the_spread() -> None:
     assert spread_of([10, 10, 10], [10, 10], [13, 13]) == Seconds(median=10, spread=3)
     assert spread_of([10, 10, 10], [], [10]) == Seconds(median=10, spread=0)
+
+
+@pytest.mark.parametrize("disturbed", [(0,), (1,), (0, 3), (2, 4)])
+def test_of_visits_that_disagree_the_three_that_lie_closest_together_count(
+    disturbed: tuple[int, ...],
+) -> None:
+    visits = [[9.0, 10.0, 11.0] if i not in disturbed else [40.0 + i] * 9 for i in range(5)]
+    assert agreed(visits) == spread_of([9, 10, 11], [9, 10, 11], [9, 10, 11])
+
+
+def test_a_layer_without_a_pass_has_no_time_of_it() -> None:
+    assert agreed([[], [], []]) == Seconds(median=0)
+
+
+def test_a_pass_is_doubtful_where_its_visits_lie_apart_and_it_is_long_enough_to_matter() -> None:
+    calm, apart = Seconds(median=0.01, spread=0.001), Seconds(median=0.01, spread=0.005)
+    short = Seconds(median=0.0001, spread=0.0001)
+    rows = {
+        times: PassTimes(forward=calm, backward=times, input_grad=calm, weight_grad=calm)
+        for times in (calm, apart, short)
+    }
+    assert [row.doubtful for row in rows.values()] == [False, True, False]
+
+
+@pytest.mark.parametrize(("apart", "visits"), [(-1.0, 5), (math.inf, 3)])
+def test_rows_whose_visits_disagree_are_visited_twice_more(
+    apart: float, visits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timing, "APART", apart)
+    monkeypatch.setattr(timing, "APART_S", 0.0)
+    workload = load("mlp")
+    way = Way(precision="fp32", device="cpu", compiled=False, split=None, spatial=None)
+    bench = Bench(
+        batch_of=workload.batch, captured=capture(workload), micros=(2,), execution="eager", way=way
+    )
+    events = list(measured_rows(bench, bench.keys(), seconds_per_row=1e-9))
+    done = Counter(event.key for event in events if isinstance(event, Done))
+    assert done == dict.fromkeys(bench.keys(), visits)
+    assert max(event.share for event in events if isinstance(event, MeasureProgress)) <= 1
 
 
 def test_halves_that_share_operations_share_out_the_whole() -> None:
