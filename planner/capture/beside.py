@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from planner.capture.batch import SMALL, Batch, example, growing_dim
 from planner.capture.captured import Captured, Loss
+from planner.capture.fake_run import LARGEST_BYTES
 from planner.capture.left_behind import CARRIED, OF_NORM, Reachable
 from planner.capture.live_bytes import storage_of
 from planner.capture.stage_modules import whole
@@ -20,7 +21,6 @@ from planner.errors import BadInput
 
 EXACT, CLOSE = 1e-4, 1e-3  # relative, of losses and of gradients and buffers, in single precision
 HALF = 50  # times as far apart in half precision
-LARGEST_BYTES = 2**30  # of parameters and buffers of a module that is built for the check
 LARGEST_FLOPS = 2e10  # of a forward pass
 MIXED = 5e-5  # relative, of the loss of samples at once and apart
 OF_LOSS = (

@@ -13,7 +13,6 @@ micro-batch alone. What no trace can follow may be named as opaque layers, which
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,12 +21,11 @@ from typing import TypeVar
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from planner.capture.batch import Batch, Span, example, growing_dims, held, repeated, uneven
 from planner.capture.captured import Captured, Loss, Metrics, Origin
 from planner.capture.describe import NotAffine, describe
-from planner.capture.fake_run import Probe, forgetting, probe
+from planner.capture.fake_run import Probe, build_fake, probe
 from planner.capture.functional import functionalise
 from planner.capture.layers import group
 from planner.capture.opaque import Opaque, observe
@@ -286,15 +284,3 @@ def _with_loss_layer(traced: Traced) -> Traced:
         outputs.append(node)
     traced.outputs = tuple(outputs)
     return traced
-
-
-def build_fake(source: Workload | nn.Module, *, for_real: bool) -> tuple[FakeTensorMode | None, nn.Module]:
-    """Builds the module of a workload on fake tensors if its code can, else for real."""
-    if isinstance(source, nn.Module):
-        return None, source
-    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-    if not for_real:
-        with contextlib.suppress(BadInput), forgetting(), mode:
-            return mode, source.build()
-    with torch.random.fork_rng(devices=[]):
-        return None, source.build()

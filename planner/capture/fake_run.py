@@ -1,4 +1,4 @@
-"""Runs the traced graph on fake tensors of one concrete batch size: shapes, strides, aliases, gradients and FLOPs.
+"""Builds a module on fake tensors, and runs its graph on them at one batch size: shapes, aliases, gradients, FLOPs.
 
 Two such runs, at two and three samples, say how every size depends on the batch; nothing is allocated. FLOPs of some
 operations are counted by hand, since torch's counter does not know their CPU kernels.
@@ -16,14 +16,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
+from planner.capture.left_behind import Reachable
 from planner.capture.traced_graph import Context, Like, Traced, concrete, line_of
 from planner.errors import BadInput
+from planner.workload import Workload
+
+LARGEST_BYTES = 2**30  # of parameters and buffers of a module that is built for real
 
 
 @dataclass(slots=True)
@@ -52,6 +56,24 @@ def after(value: object, *done: object) -> object:
     Args: `done` are the results of these operations.
     """
     return value
+
+
+def build_fake(source: Workload | nn.Module, *, for_real: bool) -> tuple[FakeTensorMode | None, nn.Module]:
+    """Builds the module of a workload on fake tensors if its code can, else for real.
+
+    A small one that keeps tensors in containers is built for real, too: no build gives their values later on.
+    """
+    if isinstance(source, nn.Module):
+        return None, source
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    if not for_real:
+        with contextlib.suppress(BadInput), forgetting(), mode:
+            module = source.build()
+            held = sum(x.nbytes for x in (*module.parameters(), *module.buffers()))
+            if held > LARGEST_BYTES or not Reachable(module, None, to_undo=False).unregistered(module):
+                return mode, module
+    with torch.random.fork_rng(devices=[]):
+        return None, source.build()
 
 
 def probe(traced: Traced, n: int, trainable: Mapping[str, bool]) -> Probe:

@@ -17,10 +17,11 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from planner.capture.batch import example
-from planner.capture.capture import Sizes, Tracing, build_fake, probed
+from planner.capture.capture import Sizes, Tracing, probed
 from planner.capture.captured import Captured, Origin
 from planner.capture.describe import describe
 from planner.capture.evaluation import without_writes
+from planner.capture.fake_run import build_fake
 from planner.capture.layers import group
 from planner.capture.operations import operation_of
 from planner.capture.slices import Slicing

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from planner.capture import Captured, beside, capture, check_training, mixes_samples
+from planner.capture import Captured, beside, capture, check_training, evaluation_of, mixes_samples
 from planner.capture.batch import repeated
 from planner.capture.stage_modules import whole
 from planner.errors import BadInput
@@ -148,6 +148,30 @@ def test_a_large_model_runs_on_fake_tensors_and_that_is_said(
     module = EQUAL[name]()
     captured = capture(module, batch, F.mse_loss)
     assert "fake tensors only, so that no values" in check_training(captured, module, batch, F.mse_loss)
+
+
+class Tabled(nn.Module):
+    """A model that keeps a table in a dictionary, as the prompts of adapters are kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 3)
+        self.tables = {"scale": torch.arange(3.0)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.a(x) * self.tables["scale"]
+
+
+def test_a_module_file_whose_model_keeps_tensors_in_a_dictionary_is_captured_with_their_values() -> None:
+    workload = Workload(
+        name="mine",
+        where="mine.py",
+        arguments={},
+        functions={"build": Tabled, "batch": batch, "loss": F.mse_loss},
+    )
+    captured = capture(workload)
+    assert check_training(captured, workload) == ""
+    assert evaluation_of(captured, 2).graph.layers
 
 
 def test_a_large_model_that_reads_numbers_while_it_is_built_is_built_for_real(
