@@ -143,7 +143,7 @@ def counts(rows: Sequence[Row]) -> Table:
         notes=(
             "Equal: the graph and its stages, cut at every layer and at random, give the losses of the module's own "
             "steps to 1e-6, and its first gradients and its state after two steps to 1e-5 of their largest entry; so does "
-            "the runtime, where the model draws no random numbers; the evaluation is that of `module.eval()`; the "
+            "the runtime, where the model draws no random numbers; the evaluation is that of `module.eval()`, without torch's fast path where the profile has said that it gives another; the "
             "plan for two devices verifies. What differs in single precision is judged in double. No model: the module does not train by itself here. A model of more than "
             "120 MiB is captured and planned, not trained.",
         ),
