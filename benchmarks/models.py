@@ -23,15 +23,22 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from queue import SimpleQueue
 from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from benchmarks.harness import Cell, Result, Table, above, main
 from benchmarks.zoo import FAMILIES, ranks
 from benchmarks.zoo.check import Verdict
 from benchmarks.zoo.limits import Judged, server, verdict_of
-from planner.capture import capture
+from planner.capture import capture, check_training
 from planner.workload import load
 
 CLAIM = (
@@ -42,6 +49,7 @@ SECONDS = 300.0  # of one case
 QUICK = 2  # cases of each family in a sample
 LARGE = [("small", "1024"), ("xl", "1024"), ("175b", "2048")]
 AIM_S, AIM_GIB = 60, 3
+DEEP, DEEP_LAYERS, AIM_DEEP_S = ("llama", "gpt2"), 24, 5  # captured in so much processor time
 COUNTED = ("equal", "refused", "WRONG", "CRASH", "no model")
 
 
@@ -196,6 +204,61 @@ def large(quick: bool) -> Table:
     )
 
 
+def deep() -> Table:
+    """Captures transformers of many layers and checks their training, each in its own process."""
+    rows: list[tuple[Cell, ...]] = []
+    for name in DEEP if find_spec("transformers") else ():
+        code = f"from benchmarks.models import capture_deep; capture_deep({name!r})"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        rows.append((f"{name} of transformers", *map(float, done.stdout.split())))
+    return Table(
+        title=f"Transformers of {DEEP_LAYERS} layers, in seconds of processor time",
+        columns=("model", "capture", "of that torch's export", "self-check", "a step alone"),
+        rows=rows,
+    )
+
+
+def capture_deep(name: str) -> None:
+    """Prints the processor time of a capture, of torch's exports in it, of the self-check, and of a step by itself."""
+    import transformers
+
+    sizes = {
+        "vocab_size": 1000,
+        "hidden_size": 64,
+        "num_hidden_layers": DEEP_LAYERS,
+        "num_attention_heads": 4,
+    }
+    config = transformers.AutoConfig.for_model(name, use_cache=False, **sizes)
+    module = transformers.AutoModelForCausalLM.from_config(config)
+    export, exported = torch.export.export, [0.0]
+
+    def timed(*given: Any, **named: Any) -> Any:
+        begun = time.process_time()
+        try:
+            return export(*given, **named)
+        finally:
+            exported[0] += time.process_time() - begun
+
+    def batch(n: int) -> tuple[dict[str, Tensor], Tensor]:
+        return {"input_ids": torch.randint(1000, (n, 32))}, torch.randint(1000, (n, 32))
+
+    def loss(outputs: Any, targets: Tensor) -> Tensor:
+        return cross_entropy(outputs.logits.flatten(0, 1), targets.flatten())
+
+    torch.set_num_threads(1)
+    torch.export.export = timed
+    times = [time.process_time()]
+    captured = capture(module, batch, loss)
+    times.append(time.process_time())
+    check_training(captured, module, batch, loss)
+    times.append(time.process_time())
+    inputs, targets = batch(2)
+    loss(module.train()(**inputs), targets).backward()
+    times.append(time.process_time())
+    of_capture, of_check, of_step = (b - a for a, b in pairwise(times))
+    print(*(round(x, 2) for x in (of_capture, exported[0], of_check, of_step)))
+
+
 def by_ranks() -> Table:
     """Trains small models by the plan that the solver chose freely, in two processes and in one."""
     rows: list[tuple[Cell, ...]] = []
@@ -224,11 +287,14 @@ def cost(size: str, seq: str) -> None:
 
 
 def missed(
-    rows: Sequence[Row], held: Sequence[tuple[Cell, ...]] = (), together: Sequence[tuple[Cell, ...]] = ()
+    rows: Sequence[Row],
+    held: Sequence[tuple[Cell, ...]] = (),
+    together: Sequence[tuple[Cell, ...]] = (),
+    long: Sequence[tuple[Cell, ...]] = (),
 ) -> tuple[str, ...]:
     """Returns what was missed: every case that is wrong, ends in a traceback or is refused without a cure.
 
-    Args: `held` are the captures of large models, and `together` the trainings on two ranks.
+    Args: `held` are the captures of large models, `together` the trainings on two ranks, `long` the captures of many layers.
     """
     sentences = []
     for what, judgement in (("wrong", "WRONG"), ("a traceback", "CRASH")):
@@ -244,6 +310,7 @@ def missed(
     return (
         *sentences,
         *above("The capture", ((str(row[0]), row[3]) for row in held), AIM_S, " s"),
+        *above("The capture of 24 layers", ((str(row[0]), row[1]) for row in long), AIM_DEEP_S, " s"),
         *above("The peak memory of the capture", ((str(row[0]), row[4]) for row in held), AIM_GIB, " GiB"),
     )
 
@@ -259,7 +326,7 @@ def result_of(choice: Choice, quick: bool) -> Result:
     wanted = list(chosen(choice, notes.append))
     rows = judged(choice, wanted, lambda line: print(line, file=sys.stderr, flush=True))
     table, rest = counts(rows), exceptions(rows)
-    sized = [large(quick), by_ranks()] if set(choice.only) == set(FAMILIES) else []
+    sized = [large(quick), by_ranks(), deep()] if set(choice.only) == set(FAMILIES) else []
     lacking = len(wanted) - len(rows)
     left = f"{lacking} of {len(wanted)} cases were not judged in the time there was; `--journal` goes on."
     return Result(

@@ -175,7 +175,7 @@ class _Flatten:
         """Returns a line of the user's code, or the path of the module whose code is somebody else's."""
         node = next(node for node in self.program.graph.nodes if node.name == placeholder)
         stacks = [(_where(user) or {}).get("stack") for user in node.users]
-        paths = [stack[-1][0] for stack in stacks if isinstance(stack, tuple) and stack]
+        paths = [f"module '{stack[-1][0]}'" for stack in stacks if isinstance(stack, tuple) and stack]
         return next(filter(None, [*map(line_of, node.users), *paths]), "")
 
     def _inline(

@@ -225,7 +225,7 @@ def _own_step(watched: _Watched, given: Pair, step: int) -> list[Tensor]:
         if made[0].requires_grad:
             held = watched.held()
             made[0].backward()  # type: ignore[no-untyped-call]
-            refuse_written(held, watched.held(), watched.module, watched.where)
+            refuse_written(held, watched.captured.initial(watched.module), watched.module, watched.where)
     except BadInput:
         raise
     except Exception as error:  # the user's module ran: it may raise anything
