@@ -163,7 +163,7 @@ class Captured(Shown):
                     f"the batch has {now} as '{name}', and the model was captured with {then}",
                     allowed="the same in every batch; or a tensor, and torch.where in the place of if",
                 )
-        strange = [x for x in values if x.startswith("input") and x not in self.graph.value]
+        strange = [x for x in values if x not in self.graph.value]
         if strange:
             raise BadInput(
                 f"the model was captured without '{strange[0]}'", allowed="the tensors that batch(n) gave"
