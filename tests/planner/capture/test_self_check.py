@@ -238,6 +238,23 @@ def test_a_batch_with_other_words_and_numbers_than_at_the_capture_is_refused(
         captured.batch_values({key: x for key, x in inputs.items() if key != "mode"}, targets)
 
 
+def test_a_target_that_no_batch_of_the_capture_had_is_refused() -> None:
+    """The loss might read it; one that it had, and the loss does not read, is left where it is."""
+
+    def batch(n: int) -> tuple[Tensor, dict[str, Tensor]]:
+        return torch.randn(n, 4), {"y": torch.randn(n, 3), "unread": torch.randn(n)}
+
+    def loss(outputs: Tensor, targets: dict[str, Tensor]) -> Tensor:
+        rows = F.mse_loss(outputs, targets["y"], reduction="none").mean(1)
+        return (rows * targets["w"]).mean() if "w" in targets else rows.mean()
+
+    captured = capture(nn.Linear(4, 3), batch, loss)
+    inputs, targets = batch(2)
+    assert sorted(captured.batch_values(inputs, targets)) == ["input", "target.unread", "target.y"]
+    with pytest.raises(BadInput, match=r"captured without 'target\.w'"):
+        captured.batch_values(inputs, targets | {"w": torch.ones(2)})
+
+
 def test_a_number_that_grows_with_the_batch_is_refused() -> None:
     given = {"mode": "", "mask": None}
     with pytest.raises(BadInput, match=r"gives 2 and 3 as input\.scale"):
