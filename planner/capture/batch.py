@@ -59,8 +59,13 @@ def example(batch: Batch, n: int, mode: FakeTensorMode | None) -> Pair:
                 return _apart(batch(n))
         except Exception:
             return example(batch, n, None)
+    return _apart(drawn(batch, n))
+
+
+def drawn(batch: Batch, n: int) -> Pair:
+    """Returns a batch of `n` samples as the user's code makes it, where two tensors may share memory."""
     with torch.random.fork_rng(devices=[]):
-        return _apart(batch(n))
+        return batch(n)
 
 
 def _apart(pair: Pair) -> Pair:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ OF_LOSS = (
 MADE = "every nn.Parameter made in __init__"
 SHARED = "one nn.Parameter under both names; or in forward() what is made of the other, as F.linear(x, self.a.weight.t())"
 ONCE = "forward() without torch.utils.checkpoint, which writes them twice; a plan recomputes where memory is short"
+OWN_MEMORY = "clone() of one of them, in batch() and in collate(), or of what forward() writes into"
 APART = "share memory and are two tensors, which a plan holds apart"
 ASKS = re.compile("is_(compiling|exporting|dynamo_compiling|tracing|fx_tracing)|FakeTensor|numpy")
 OUTSIDE = re.compile("environ|getenv|urandom|now|(time|monotonic|perf_counter)(_ns)?")
@@ -47,6 +48,7 @@ class Beside:
 
     def __init__(self, captured: Captured, module: nn.Module, where: str, start: Reachable) -> None:
         self.captured, self.module, self.where, self.start = captured, module, where, start
+        self.aliased = ""  # two tensors of the batch that share memory, in words
         self.stage = whole(captured)
         device = next(iter(module.parameters()), torch.empty(0)).device
         self.stage.materialise(captured.initial(module), device)
@@ -153,6 +155,10 @@ class Beside:
                 return BadInput(said, where=place, allowed=cure)
         if "other values" in what and (place := line_that_names(self.module, CHECKPOINT)):
             return BadInput(said, where=place, allowed=ONCE)
+        if self.aliased:
+            return BadInput(
+                f"{said}; {self.aliased} of the batch share memory", where=where, allowed=OWN_MEMORY
+            )
         if shared := sharing(self.module):
             return BadInput(f"{said}; {shared} {APART}", where=self.where, allowed=SHARED)
         return BadInput(said, where=where, allowed=cure_of(path, start, after) if step or changed else ALIKE)
@@ -173,14 +179,25 @@ def cure_of(path: str, start: Reachable, after: Reachable) -> str:
 def sharing(module: nn.Module) -> str:
     """Returns two parameters or buffers that lie in the same bytes and are not one, in words; empty where none do."""
     rows = [(name, x) for name, x in (*module.named_parameters(), *module.named_buffers()) if x.numel()]
+    return overlapping(rows, trained=True)
+
+
+def overlapping(rows: Iterable[tuple[str, object]], *, trained: bool = False) -> str:
+    """Returns two tensors that lie in the same bytes and are not one, in words; empty where none do.
+
+    Args: `rows` have names; what is no tensor is passed over. Of `trained` ones one has to require a gradient.
+    """
     met: dict[int, list[tuple[str, Tensor, int | torch.SymInt, int | torch.SymInt]]] = {}
-    for name, x in ((name, x) for name, x in rows if x.layout == torch.strided):
+    for name, x in rows:
+        if not isinstance(x, Tensor) or x.layout != torch.strided or not x.numel():
+            continue
         begin = x.storage_offset() * x.itemsize
         spans = sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
         end = begin + (spans + 1) * x.itemsize
         others = met.setdefault(storage_of(x), [])
         for other, y, first, last in others:
-            if y is not x and first < end and begin < last and (x.requires_grad or y.requires_grad):
+            apart = (y is x or not (x.requires_grad or y.requires_grad)) if trained else False
+            if first < end and begin < last and not apart:
                 return f"'{other}' and '{name}'"
         others.append((name, x, begin, end))
     return ""

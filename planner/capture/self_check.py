@@ -18,13 +18,14 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from planner.capture.batch import SMALL, Batch, Pair, example, repeated
+from planner.capture.batch import SMALL, Batch, Pair, drawn, example, repeated
 from planner.capture.beside import (
     APART,
     ASKS,
     SHARED,
     Beside,
     cure_of,
+    overlapping,
     refuse_written,
     sharing,
     too_large,
@@ -33,7 +34,7 @@ from planner.capture.captured import Captured, Loss
 from planner.capture.left_behind import CARRIED, Reachable
 from planner.capture.live_bytes import Across
 from planner.capture.trace import other_in_fast_path
-from planner.capture.traced_graph import call, line_that_names, place_of
+from planner.capture.traced_graph import call, line_that_names, named_leaves, place_of
 from planner.errors import BadInput
 from planner.workload import Workload, where_raised
 
@@ -175,7 +176,8 @@ def _train(watched: _Watched, samples: int) -> None:
     trained = Beside(watched.captured, watched.module, watched.where, watched.start)
     for step in range(STEPS):
         torch.manual_seed(STEPS + step)
-        given = example(watched.batch, samples, None)
+        given = drawn(watched.batch, samples)
+        trained.aliased = overlapping([*named_leaves("input", given[0]), *named_leaves("target", given[1])])
         values = watched.captured.batch_values(*pytree.tree_map_only(Tensor, Tensor.clone, given))
         if (
             step == STEPS - 1

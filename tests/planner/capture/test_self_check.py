@@ -238,6 +238,31 @@ def test_a_batch_with_other_words_and_numbers_than_at_the_capture_is_refused(
         captured.batch_values({key: x for key, x in inputs.items() if key != "mode"}, targets)
 
 
+class Shifts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x.sub_(0.5)
+        return self.a(x)
+
+
+def test_a_write_into_a_tensor_that_is_the_target_as_well_is_refused_and_a_batch_without_a_write_is_not() -> (
+    None
+):
+    def batch(n: int) -> tuple[Tensor, Tensor]:
+        x = torch.randn(n, 4)
+        return x, x
+
+    module = nn.Linear(4, 4)
+    assert check_training(capture(module, batch, F.mse_loss), module, batch, F.mse_loss) == ""
+    module = Shifts()
+    with pytest.raises(BadInput, match="'input' and 'target' of the batch share memory") as caught:
+        check_training(capture(module, batch, F.mse_loss), module, batch, F.mse_loss)
+    assert "clone()" in caught.value.allowed
+
+
 def test_a_target_that_no_batch_of_the_capture_had_is_refused() -> None:
     """The loss might read it; one that it had, and the loss does not read, is left where it is."""
 
