@@ -25,7 +25,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from planner.capture.batch import Batch, Span, example, growing_dims, held, repeated, uneven
 from planner.capture.captured import Captured, Loss, Metrics, Origin
 from planner.capture.describe import NotAffine, describe
-from planner.capture.fake_run import Probe, build_fake, probe
+from planner.capture.fake_run import Probe, build_fake, is_small, probe
+from planner.capture.flatten import UNNAMED
 from planner.capture.functional import functionalise
 from planner.capture.layers import group
 from planner.capture.opaque import Opaque, observe
@@ -79,8 +80,15 @@ def capture(
             opaque=opaque,
             metrics=metrics,
         )
+    one = not isinstance(micro, int) or micro == 1
     with during("capturing the model"):
-        return Tracing.of(origin).serving(asked, one=not isinstance(micro, int) or micro == 1)
+        try:
+            return Tracing.of(origin).serving(asked, one=one)
+        except BadInput as error:  # of a plain tensor that was built on fake tensors nobody has the values
+            if error.what != UNNAMED or not isinstance(source, Workload) or not is_small(origin.build()[1]):
+                raise
+        for_real = replace(origin, build=partial(build_fake, source, for_real=True))
+        return Tracing.of(for_real).serving(asked, one=one)
 
 
 def origin_of(workload: Workload, opaque: Sequence[str] = ()) -> Origin:

@@ -69,11 +69,15 @@ def build_fake(source: Workload | nn.Module, *, for_real: bool) -> tuple[FakeTen
     if not for_real:
         with contextlib.suppress(BadInput), forgetting(), mode:
             module = source.build()
-            held = sum(x.nbytes for x in (*module.parameters(), *module.buffers()))
-            if held > LARGEST_BYTES or not Reachable(module, None, to_undo=False).unregistered(module):
+            if not is_small(module) or not Reachable(module, None, to_undo=False).unregistered(module):
                 return mode, module
     with torch.random.fork_rng(devices=[]):
         return None, source.build()
+
+
+def is_small(module: nn.Module) -> bool:
+    """Returns whether a module may be built for real only to see what it computes."""
+    return sum(x.nbytes for x in (*module.parameters(), *module.buffers())) <= LARGEST_BYTES
 
 
 def probe(traced: Traced, n: int, trainable: Mapping[str, bool]) -> Probe:

@@ -38,13 +38,16 @@ CHECKS = {
 }
 
 
+UNNAMED = "forward() uses a tensor that is no parameter or buffer of the model, as '.data' of one or an entry of a list is"
+
+
 def unnamed(where: str) -> BadInput:
     """Returns the error for a tensor that is no parameter or buffer of the model, as `.data` of one is.
 
     Args: `where` is the user's line. The export takes such a tensor for a number, without the name of its weight.
     """
     return BadInput(
-        "forward() uses a tensor that is no parameter or buffer of the model, as '.data' of one or an entry of a list is",
+        UNNAMED,
         where=where,
         allowed="a tensor, by register_buffer in __init__; in the place of '.data' '.detach()' for what is read, and "
         "'with torch.no_grad()' around what writes the tensor itself; no torch.autograd.grad in forward(), but the "

@@ -118,7 +118,11 @@ class _Functional:
         targets = written(node)
         states = [x for x in targets if self._is_state(self._root(x))]
         if len(targets) > len(states) + 1:
-            raise BadInput(f"{node.target} writes several tensors at once", where=line_of(node))
+            raise BadInput(
+                f"{node.target} writes several tensors at once",
+                where=line_of(node),
+                allowed="the same for each tensor by itself: for x in tensors: x.mul_(rate)",
+            )
         plain = [x for x in targets if x not in states]
         if plain:
             self._rewrite(node, plain[0])

@@ -267,7 +267,7 @@ def refuse_changes(changes: list[tuple[str, str]], module: nn.Module) -> None:
         names = ", ".join(f"'{path}.{key}'".replace("'.", "'") for path, key in changes[:3])
         raise BadInput(
             f"forward() changes {names}, which a plan would hold at what it is at the capture",
-            where=place_of(module, ".".join(filter(None, changes[0])), type(module).__name__),
+            where=place_of(module, ".".join(filter(None, changes[0])), f"module '{changes[0][0]}'"),
             allowed=OF_NORM if changes[0][1] == "momentum" else CARRIED,
         )
 

@@ -32,7 +32,9 @@ def batch_of(workload: Workload, seed: int, first: int, count: int) -> tuple[obj
             torch.manual_seed(mix(seed, index))
             samples.append(workload.batch(1))
     leaves, spec = zip(*(torch.utils._pytree.tree_flatten(sample) for sample in samples), strict=True)
-    joined = [torch.cat(parts) for parts in zip(*leaves, strict=True)]
+    joined = [
+        torch.cat(parts) if isinstance(parts[0], Tensor) else parts[0] for parts in zip(*leaves, strict=True)
+    ]
     inputs, targets = torch.utils._pytree.tree_unflatten(joined, spec[0])
     return inputs, targets
 

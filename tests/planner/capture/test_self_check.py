@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from planner.capture import Captured, beside, capture, check_training, evaluation_of, mixes_samples
 from planner.capture.batch import repeated
+from planner.capture.left_behind import Reachable
 from planner.capture.stage_modules import whole
 from planner.errors import BadInput
 from planner.workload import Workload
@@ -162,7 +163,13 @@ class Tabled(nn.Module):
         return self.a(x) * self.tables["scale"]
 
 
-def test_a_module_file_whose_model_keeps_tensors_in_a_dictionary_is_captured_with_their_values() -> None:
+@pytest.mark.parametrize("known", [True, False])
+def test_a_module_file_whose_model_keeps_tensors_in_a_dictionary_is_captured_with_their_values(
+    known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such tensors are looked for before the trace, and met in it where they were not found."""
+    if not known:
+        monkeypatch.setattr(Reachable, "unregistered", lambda self, module: [])
     workload = Workload(
         name="mine",
         where="mine.py",
