@@ -9,9 +9,10 @@ Nothing is kept for a recomputed forward, which draws the same again.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
@@ -51,6 +52,26 @@ class Keys:
     def _bits(self, what: str, size: int) -> int:
         text = f"{self.seed}/{self.step}/{what}".encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=size).digest(), "little")
+
+    @contextlib.contextmanager
+    def of_update(self, bucket: str, number: int) -> Iterator[None]:
+        """Seeds what an optimizer draws in one update, so that all holders and a resumed run draw the same.
+
+        Args: `bucket` names what is updated, for the `number`th time of the run.
+        """
+        generators = [torch.default_generator]
+        if self.device.type == "cuda":
+            generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
+        before = [each.get_state() for each in generators]
+        text = f"{self.seed}/update {number}/{bucket}".encode()
+        key = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
+        try:
+            for each in generators:
+                each.manual_seed(key)
+            yield
+        finally:
+            for each, state in zip(generators, before, strict=True):
+                each.set_state(state)
 
     def reseed(self, operation: int, sample: str) -> None:
         """Seeds the device's generator for one random operation.

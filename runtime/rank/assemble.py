@@ -153,6 +153,7 @@ def _updater(
         schedule=lr_schedule,
         world=world.group,
         previous=_previous(options, world, flats, squares),
+        draws=parts.keys.of_update,
         averages=Averages(flats, options.ema) if options.ema is not None else None,
     )
 

@@ -258,3 +258,10 @@ def weakly(method: Callable[..., None], name: str) -> Callable[[Tensor], None]:
             mine(name, parameter)
 
     return arrived
+
+
+def is_plain(value: object) -> bool:
+    """Returns whether a state of an optimizer is a number, a flag, a text or a list of them, which a file can hold."""
+    if isinstance(value, list | tuple):
+        return all(isinstance(part, bool | int | float) for part in value)
+    return value is None or isinstance(value, bool | int | float | str)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,7 +24,7 @@ from planner.workload import of_nothing, with_parts
 from runtime.execute import NotFinite
 from runtime.stage import Scaler
 from runtime.update.clipping import Averages, PreviousNorm, Squares, too_long_by
-from runtime.update.flats import AnyFlat, Bucket, OwnPart
+from runtime.update.flats import AnyFlat, Bucket, OwnPart, is_plain
 from runtime.update.gradient_sums import GradientSync
 
 Settings = dict[str, dict[str, object]]
@@ -47,16 +48,17 @@ class Updater:
         world: dist.ProcessGroup | None = None,
         previous: PreviousNorm | None = None,
         averages: Averages | None = None,
+        draws: Callable[[str, int], AbstractContextManager[None]] = lambda bucket, number: nullcontext(),
     ) -> None:
         """Makes the user's optimizer for each bucket of the rank.
 
-        Args: `count` returns what this rank's losses
-            are a mean of, where losses come as (sum, count); `schedule` makes a learning rate schedule, or
-            None; `world` is the group of all ranks.
+        Args: `count` returns what this rank's losses are a mean of, where losses come as (sum, count); `schedule` makes
+            a learning rate schedule, or None; `world` is the group of all ranks; `draws` seeds an update of a bucket.
         """
         self._sync, self._clip_norm, self._count = sync, clip_norm, count
         self._squares, self._world, self._scaler = squares, world, scaler
-        self.previous, self.averages = previous, averages
+        self.previous, self.averages, self._draws = previous, averages, draws
+        self._updates: Counter[Bucket] = Counter()  # of this run and of those that it goes on from
         self.optimizers: dict[Bucket, torch.optim.Optimizer] = {}
         for flat in sync.flats:
             pieces = flat.pieces()
@@ -91,10 +93,11 @@ class Updater:
 
         Args: `steps` were done before, by an earlier run.
         """
-        for bucket in self._schedules:
+        for bucket in self.optimizers:
             self._advance(bucket, steps, quietly=True)
 
     def _advance(self, bucket: Bucket, steps: int, quietly: bool) -> None:
+        self._updates[bucket] += steps
         with warnings.catch_warnings() if quietly else nullcontext():
             if quietly:  # torch warns of a schedule that moves where its optimizer has not
                 warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
@@ -152,7 +155,8 @@ class Updater:
         try:
             self._rates[bucket] = _rate(optimizer)
             if not self._skipped:
-                optimizer.step()
+                with self._draws(bucket.names[0], self._updates[bucket]):
+                    optimizer.step()
                 self.given.pop(bucket, None)
         except (LookupError, RuntimeError, TypeError, ValueError, AttributeError, AssertionError) as error:
             if not given:
@@ -260,10 +264,10 @@ def state_of(optimizers: Mapping[Bucket, torch.optim.Optimizer], flats: Sequence
     saved = SavedState({}, {})
     for group, name, _, state in _members(optimizers, flats):
         saved.tensors[name] = {key: x.detach() for key, x in state.items() if isinstance(x, Tensor)}
-        plain = {key: x for key, x in state.items() if _is_plain(x)}
+        plain = {key: x for key, x in state.items() if is_plain(x)}
         if len(plain) + len(saved.tensors[name]) < len(state):
             raise BadInput(f"the optimizer's state of '{name}' has more than tensors and numbers")
-        options = {key: value for key, value in group.items() if _is_plain(value)}
+        options = {key: value for key, value in group.items() if is_plain(value)}
         saved.settings[name] = {"group": options, "state": plain}
     return saved
 
@@ -292,9 +296,3 @@ def _members(
         for group in optimizer.param_groups if optimizer else ():
             for parameter in group["params"]:
                 yield group, names[id(parameter)], parameter, optimizer.state[parameter]  # type: ignore[union-attr]
-
-
-def _is_plain(value: object) -> bool:
-    if isinstance(value, list | tuple):
-        return all(isinstance(part, bool | int | float) for part in value)
-    return value is None or isinstance(value, bool | int | float | str)

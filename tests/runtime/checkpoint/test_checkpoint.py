@@ -79,6 +79,22 @@ def test_a_resumed_run_is_the_uninterrupted_run_to_the_bit(
     assert same(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
 
 
+def test_an_optimizer_that_draws_numbers_draws_the_same_on_all_replicas_and_when_it_is_resumed(
+    pool: Pool, tmp_path: Path
+) -> None:
+    """Also where the model itself draws, for other samples on each replica."""
+    common: dict[str, object] = {"family": "1f1b", "workers": 1}
+    shapes = {"two": {"data": 2, "micros": 2}, "parts": {"data": 2, "micros": 2}, "one": {"micros": 4}}
+    plans = {x: plan_of(HERE + "drawing.py", {"jitter": "True"}, **common, **shapes[x]) for x in shapes}
+    train(pool, plans["two"], tmp_path / "two", 4)
+    train(pool, plans["parts"], tmp_path / "parts", 2)
+    train(pool, plans["parts"], tmp_path / "parts", 4)
+    train(pool, plans["one"], tmp_path / "one", 4)
+    two, parts, one = (weights(tmp_path / name) for name in ("two", "parts", "one"))
+    assert same(two, parts)
+    assert max(float((one[name] - x).abs().max()) for name, x in two.items()) < 1e-6
+
+
 def test_any_plan_continues_what_another_began(pool: Pool, tmp_path: Path) -> None:
     first = plan_of(BRANCHES, {"double": "True"}, family="chimera", workers=2, micros=4)
     second = plan_of(BRANCHES, {"double": "True"}, family="zb-h1", workers=3, micros=2, data=2)

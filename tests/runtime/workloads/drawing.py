@@ -52,5 +52,18 @@ def loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.mse_loss(outputs, targets)
 
 
-def optimizer(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
-    return torch.optim.SGD([p for _, p in named_parameters], lr=0.1)
+class Jittered(torch.optim.SGD):
+    """Moves every parameter by random numbers, too, as samplers of posteriors do."""
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for x in group["params"]:
+                x.add_(0.01 * torch.randn_like(x))
+        super().step()
+
+
+def optimizer(
+    named_parameters: Iterable[tuple[str, nn.Parameter]], jitter: bool = False
+) -> torch.optim.Optimizer:
+    return (Jittered if jitter else torch.optim.SGD)([p for _, p in named_parameters], lr=0.1)
