@@ -6,7 +6,10 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import median
 from typing import TypeVar
 
@@ -23,18 +26,22 @@ from planner.measure.specimens import Way, made_up_weights, real_specimen
 from planner.measure.timing import VISITS, Samples, time_round
 from planner.model import Buffer, Parameter
 from planner.profile import Profile
+from planner.profile import load as load_profile
 from planner.workload import Workload, load
 
 T = TypeVar("T")
 
 CLAIM = (
     "A profile by roofline takes seconds and hardly any memory, however large the model; one on the CPU repeats within "
-    "5 % on an idle machine; the layers' times add up to the whole model's within 15 %."
+    "5 % on an idle machine; the layers' times add up to the whole model's within 15 %. "
+    "The spread that a profile states holds ten minutes later."
 )
 APART_PERCENT, SUM_PERCENT = 5, 15
 CLOCK = (
     "Processor time where torch runs one thread, so that other processes hardly count; wall time with more."
 )
+AGAIN = ("gpt2:size=tiny", "cosmoflow", "unet3d", "resnet50", "bert", "lstm", "mlp", "mobilenetv3")
+AGAIN_MINUTES = 10
 Roofline = tuple[str, dict[str, str], float, float]  # workload, arguments, seconds and GiB aimed at
 ROOFLINES: list[Roofline] = [
     ("gpt2", {"size": "xl"}, 20, 2),
@@ -120,6 +127,65 @@ def repeats(workload: Workload, micro: int) -> Table:
     )
 
 
+def minutes_apart(models: Sequence[str], minutes: float) -> Table:
+    """Measures models twice, with so many minutes between the two of each, and asks whether the spreads told so.
+
+    Args: `models` are workloads, with their settings behind a colon.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        begun = time.monotonic()
+        first = [_measured(name, Path(folder) / "first") for name in models]
+        time.sleep(max(0.0, begun + 60 * minutes - time.monotonic()))
+        second = [_measured(name, Path(folder) / "second") for name in models]
+    rows: list[tuple[Cell, ...]] = []
+    for name, one, other in zip(models, first, second, strict=True):
+        pairs = [
+            (getattr(cost, part), getattr(other.costs[key], part))
+            for key, cost in one.costs.items()
+            for part in ("forward", "backward")
+            if getattr(cost, part).median
+        ]
+        off = [abs(y.median - x.median) > x.spread for x, y in pairs]
+        total = sum(x.median for x, _ in pairs)
+        rows.append(
+            (
+                name,
+                len(pairs),
+                sum(off),
+                100 * sum(x.median for (x, _), far in zip(pairs, off, strict=True) if far) / total,
+                100 * abs(sum(y.median for _, y in pairs) / total - 1),
+                100 * sum(x.spread for x, _ in pairs) / total,
+                load_now(),
+            )
+        )
+    return Table(
+        title=f"Profiles on the CPU, made again {minutes:g} minutes later, micro-batches 1 and 2",
+        columns=(
+            "model",
+            "rows",
+            "beyond their spread",
+            "their share %",
+            "totals apart %",
+            "stated %",
+            "load",
+        ),
+        rows=rows,
+        notes=(
+            "A row is a forward or a backward pass of one layer. It is beyond where the second profile's time lies "
+            "further from the first's than the first says. Distinct layers are added once each.",
+        ),
+    )
+
+
+def _measured(model: str, folder: Path) -> Profile:
+    folder.mkdir(exist_ok=True)
+    name, _, setting = model.partition(":")
+    path = folder / f"{name}.yaml"
+    command = [sys.executable, "-m", "shardwright", "profile", name, "--micro", "1,2", "-o", str(path)]
+    subprocess.run([*command, *(["--set", setting] if setting else [])], check=True, stdout=sys.stderr)
+    return load_profile(path)
+
+
 def sums(cases: list[tuple[Workload, int]], rounds: int) -> Table:
     return Table(
         title="Sum of the layers' times against the whole model's, interleaved rounds on the CPU",
@@ -182,8 +248,8 @@ def layers_and_whole(workload: Workload, micro: int, rounds: int) -> list[tuple[
 Rows = Sequence[tuple[Cell, ...]]
 
 
-def missed(made: Rows, repeated: Rows, summed: Rows) -> tuple[str, ...]:
-    """Returns what was missed of the aims, from the rows of the three tables; a busy machine excuses nothing."""
+def missed(made: Rows, repeated: Rows, summed: Rows, again: Rows = ()) -> tuple[str, ...]:
+    """Returns what was missed of the aims, from the rows of the tables; a busy machine excuses nothing."""
     found: list[str] = []
     for row in made:
         found += above(f"The roofline profile of {row[0]}", [("", row[3])], float(row[5] or 0), " s")
@@ -194,6 +260,14 @@ def missed(made: Rows, repeated: Rows, summed: Rows) -> tuple[str, ...]:
     found += above("The distance of two profiles on the CPU", apart, APART_PERCENT, " %")
     off = [(f"{row[0]}, {row[2]}, load {row[6]}", 100 * abs(float(row[5] or 0) - 1)) for row in summed]
     found += above("The distance of the layers' times from the whole model's", off, SUM_PERCENT, " %")
+    rows, beyond = (sum(int(row[i] or 0) for row in again) for i in (1, 2))
+    if beyond:
+        found.append(
+            f"{beyond} of {rows} rows changed by more than their spread within {AGAIN_MINUTES} minutes."
+        )
+    for row in again:
+        what = f"The distance of two profiles of {row[0]}, of which the first states its spread,"
+        found += above(what, [("", row[4])], float(row[5] or 0), " %")
     return tuple(found)
 
 
@@ -208,6 +282,8 @@ def run(quick: bool) -> Result:
         repeats(load("resnet50", resnet), 2),
         sums(cases, rounds=5 if quick else 9),
     ]
+    if not quick:
+        tables.append(minutes_apart(AGAIN, AGAIN_MINUTES))
     return Result(
         name="profiling", claim=CLAIM, missed=missed(*(table.rows for table in tables)), tables=tables
     )

@@ -1,9 +1,9 @@
 """Times the passes of layers in rounds over all of them, so that noise falls on all alike.
 
 Every layer is visited several times, minutes apart where there are many layers, because a machine drifts. Where visits
-disagree, two more are made, and the three that lie closest together count. Results are medians of all rounds. Their
-spread is half the distance between the quartiles, or how far the median of one visit lies from that of all, whichever
-is more.
+disagree, two more are made, and the three that lie closest together count. Results are medians of their rounds. The
+spread is half the distance between the quartiles, or how far the median of any visit lies from the result, whichever
+is more. Visits that do not count for the result count for the spread, since a run may meet what they met.
 """
 
 from __future__ import annotations
@@ -152,12 +152,17 @@ def pass_times(specimen: Specimen, visits: Sequence[Samples]) -> PassTimes:
 
 
 def agreed(visits: Sequence[Sequence[float]]) -> Seconds:
-    """Returns the median and the spread of the visits whose medians lie closest together, as many as all rows get."""
+    """Returns the median of the visits whose medians lie closest together, and a spread that reaches every visit.
+
+    As many visits count for the median as all rows get.
+    """
     found = sorted(filter(None, visits), key=statistics.median)
     middles, count = [statistics.median(visit) for visit in found], len(VISITS)
     firsts = range(max(1, len(found) - count + 1))
     first = min(firsts, key=lambda i: max(middles[i : i + count], default=0) - (middles[i:] or [0])[0])
-    return spread_of(*found[first : first + count])
+    result = spread_of(*found[first : first + count])
+    reach = max((abs(middle - result.median) for middle in middles), default=0.0)
+    return replace(result, spread=max(result.spread, reach))
 
 
 def with_halves(

@@ -103,11 +103,11 @@ def of_profile(profile: Profile) -> str:
         f"{len(graph.layers)} layers, {len({x.signature for x in graph.layers})} distinct, "
         f"{sum(prod(x.shape) for x in graph.parameters):,} parameters"
     )
-    heads = ["micro", "parts", "precision", "execution", "forward", "backward", "kept for backward"]
-    if any(row[-1] for row in rows):
-        heads.append("layers without a row")
-    shown = [row[: len(heads)] for row in rows]
-    return "\n\n".join([head, columns(shown, heads), *_beside(profile), *_missing(profile)])
+    heads: tuple[str, ...] = ("micro", "parts", "precision", "execution", "forward", "backward", "known to")
+    heads += ("kept for backward", "layers without a row")
+    told = [i for i in range(len(heads)) if any(row[i] != "" for row in rows)]
+    table = columns([[row[i] for i in told] for row in rows], [heads[i] for i in told])
+    return "\n\n".join([head, table, *_beside(profile), *_missing(profile)])
 
 
 def _beside(profile: Profile) -> Iterator[str]:
@@ -128,6 +128,8 @@ def _beside(profile: Profile) -> Iterator[str]:
 def _totals(profile: Profile, key: CostKey) -> tuple[object, ...]:
     rows = {x.name: profile.costs.get(key._replace(signature=x.signature)) for x in profile.graph.layers}
     known = {name: cost for name, cost in rows.items() if cost is not None}
+    times = [time for cost in known.values() for time in (cost.forward, cost.backward)]
+    spread = sum(x.spread for x in times) / (sum(x.median for x in times) or 1.0)
     return (
         key.micro,
         "x".join(map(str, key.split)) or "whole",
@@ -135,6 +137,7 @@ def _totals(profile: Profile, key: CostKey) -> tuple[object, ...]:
         key.execution,
         format_duration(1e9 * sum(cost.forward.median for cost in known.values())),
         format_duration(1e9 * sum(cost.backward.median for cost in known.values())),
+        f"±{format_percent(spread)}" if spread else "",
         format_bytes(_kept(profile, known, key)),
         len(rows) - len(known) or "",
     )

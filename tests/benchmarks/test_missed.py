@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import __main__ as every
-from benchmarks import quoted, skips, solver
+from benchmarks import profiling, quoted, skips, solver
 from benchmarks.harness import MISSED, Cell, Result, Table, above, as_json, below, markdown
 
 TABLE = Table(title="Times", columns=("s",), rows=[(7.0,)])
@@ -138,3 +138,12 @@ def test_a_family_that_saves_too_few_bytes_is_named() -> None:
         "The saving over relaying by its own stages came to 75 % at worst (zb-v on 2 devices); the aim of 80 % was "
         "missed in 1 of 2 cases.",
     )
+
+
+def test_a_profile_that_changed_by_more_than_it_states_is_named() -> None:
+    held: tuple[Cell, ...] = ("mlp", 16, 0, 0.0, 3.0, 50.0, "0.9")
+    changed: tuple[Cell, ...] = ("unet3d", 100, 2, 25.0, 14.0, 12.0, "0.9")
+    assert profiling.missed((), (), (), [held]) == ()
+    rows, total = profiling.missed((), (), (), [held, changed])
+    assert rows == "2 of 116 rows changed by more than their spread within 10 minutes."
+    assert total.startswith("The distance of two profiles of unet3d") and "14 %, and the aim is 12 %" in total

@@ -64,11 +64,16 @@ def test_a_visit_that_lies_apart_widens_the_spread() -> None:
 
 
 @pytest.mark.parametrize("disturbed", [(0,), (1,), (0, 3), (2, 4)])
-def test_of_visits_that_disagree_the_three_that_lie_closest_together_count(
+def test_of_visits_that_disagree_the_three_that_lie_closest_together_make_the_median_and_all_make_the_spread(
     disturbed: tuple[int, ...],
 ) -> None:
     visits = [[9.0, 10.0, 11.0] if i not in disturbed else [40.0 + i] * 9 for i in range(5)]
-    assert agreed(visits) == spread_of([9, 10, 11], [9, 10, 11], [9, 10, 11])
+    assert agreed(visits) == Seconds(median=10, spread=30 + max(disturbed))
+
+
+def test_visits_that_agree_have_the_spread_of_their_rounds() -> None:
+    visits = [[9.0, 10.0, 11.0]] * 3
+    assert agreed(visits) == spread_of(*visits)
 
 
 def test_a_layer_without_a_pass_has_no_time_of_it() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import shardwright
 from planner.plan import Plan, Regrid, SampleReading, load
+from planner.profile import Seconds
 from planner.show import plan_lines, text
 from planner.show.rivals import reading_text
 from tests.planner import plan_examples as examples
@@ -43,6 +44,24 @@ def test_a_layer_without_a_row_is_named_with_the_reason(tmp_path: Path) -> None:
     costs = {key: cost for key, cost in found.costs.items() if key != lost}
     told = text(replace(found, costs=costs, failures={lost: "out of memory"}))
     assert f"Without a row at micro-batch 1: {name}. out of memory" in told
+
+
+def test_the_times_of_a_measured_profile_have_their_spread_beside_them_and_those_of_a_roofline_have_none(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "small.py").write_text(CONVOLUTIONS)
+    assumed = shardwright.profile(tmp_path / "small.py", device="roofline:H100-80GB", micro=(1,))
+    assert "known to" not in text(assumed) and "±" not in text(assumed)
+
+    def unsure(time: Seconds) -> Seconds:
+        return replace(time, spread=0.2 * time.median)
+
+    costs = {
+        key: replace(cost, forward=unsure(cost.forward), backward=unsure(cost.backward))
+        for key, cost in assumed.costs.items()
+    }
+    told = text(replace(assumed, costs=costs))
+    assert "known to" in told and "±20.0 %" in told
 
 
 def test_where_samples_are_cut_and_whole_again_stands_beside_each_stage() -> None:
