@@ -1,7 +1,9 @@
-"""The commands that decide: profile, plan, verify, show, simulate, report and calibrate.
+"""The commands that decide, from profile and plan to verify, show, simulate, layouts, export and report.
 
 In: a Typer application, and the tools that the runtime lends (`Tools`). Out: the application with the commands.
-Start reading in `app.py` (options that commands share), then `plan.py`; each command imports what it needs when it runs.
+Start reading in `app.py` (options that commands share), then `plan.py`. A new command is a file with a row in its
+`register`, and a word in `_PANELS` of `shardwright.py`, the title under which `--help` lists it. Each command imports
+what it needs when it runs.
 """
 
 from planner.cli.app import (

@@ -2,8 +2,8 @@
 
 In go paths and texts of YAML or JSON. Out come plain data, pydantic models (`load`, `read`) or frozen dataclasses
 (`decode`), or one BadInput. Files are written whole or not at all.
-Start reading in `yaml_text.py`, then `validated.py` and `records.py`; `disk.py` reads and
-writes the files themselves.
+Start reading in `yaml_text.py`. What a file says wrong is told in `validated.py` where it is read into a pydantic model,
+and in `records.py` where it is read into a dataclass. `disk.py` reads and writes the files themselves.
 """
 
 from __future__ import annotations

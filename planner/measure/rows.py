@@ -60,8 +60,9 @@ def counted_rows(bench: Bench, device: Device) -> Iterator[Done]:
     """
     as_they_are = opaque_layers(bench.captured.layout.grouping.layer_of)
     for micro in bench.micros:
-        batch = bench.batch(micro)
-        for situation in bench.situations(micro):
+        found = bench.situations(micro)
+        batch = bench.batch(micro) if as_they_are else {}
+        for situation in found:
             key = bench.key(situation, micro)
             if bench.captured.graph.index[situation.layer.name] in as_they_are:
                 specimen = real_specimen(bench.captured, situation, batch, bench.way)

@@ -1,7 +1,7 @@
 """Holds the decision about one training as data: the plan, its file, and the mesh of its ranks.
 
 In: a plan file, or what the solver decided. Out: a frozen `Plan`, valid in form. Start reading at `plan.py` (all
-decisions, part by part), then `mesh.py` (which rank is where), `derive.py` (the schedule and the layers of a plan)
+decisions, part by part), then `derive.py` (the schedule and the layers of a plan)
 and `yaml.py` (the file). Whether a plan is right is for `planner.verify` to say.
 """
 

@@ -1,8 +1,8 @@
-"""The commands that run: launch, rehearse, status, logs, cancel, doctor and probe.
+"""The commands that run, from launch, rehearse and infer to status, logs, watch, prune, probe and doctor.
 
 In: words of the command line, and the tools that the planner's commands borrow (`tools`). Out: text for
 people, or one JSON object.
-Start reading in `launch.py` and `runs.py`. Each command imports what it needs when it runs.
+Start reading in `launch.py` (whose `register` has a row for every command) and `runs.py`. Each command imports what it needs when it runs.
 """
 
 from runtime.cli.launch import register

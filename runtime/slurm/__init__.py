@@ -2,7 +2,7 @@
 
 In: a plan, a `Job`, and the `Options` of a site and user. Out: a prepared run folder with its batch script
 (`prepared`), a queued job (`queue`), and a `SlurmBackend` that waits for it and cancels it.
-Start reading in `submit.py` and `job.py`. `supervisor.py` runs in the job, and `task.py` is one rank of it.
+Start reading in `submit.py` and `job.py`; `script.py` writes the batch script. `supervisor.py` runs in the job, and `task.py` is one rank of it.
 """
 
 from runtime.slurm.commands import SlurmError, answers, ask, hostnames

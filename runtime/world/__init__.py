@@ -1,7 +1,7 @@
 """The ranks of a run and how they meet. Groups are values that are handed on, never globals.
 
 In come a rank, the number of ranks and a place to meet; out comes a `World` that makes communicators.
-Start at `world.py`; `mesh.py` says who is where in a plan, `rendezvous.py` how ranks find each other.
+Start at `world.py`; `rendezvous.py` says how ranks find each other.
 """
 
 from runtime.world.rendezvous import check_cards, hide_from_models
