@@ -20,7 +20,7 @@ from planner.report.widgets import (
 )
 from planner.show import error_bar, escaped, folded, plan_lines
 from planner.simulate import RunRecord
-from planner.timeline import COLLECTIVE, SEND, in_words
+from planner.timeline import COLLECTIVE, COMPARED, SEND, compared_rows, in_words
 from planner.units import format_bytes, format_duration, format_percent, format_rate, plural
 
 
@@ -169,21 +169,9 @@ def _workers(found: Contents) -> str:
 
 def measured(found: Contents, run: RunRecord) -> str:
     compared = run.comparison
-    rows = [
-        (
-            f"{e.stage}{e.name}",
-            format_duration(e.measured_ns),
-            format_duration(e.predicted_ns),
-            f"{e.ratio:.2f}",
-        )
-        for e in compared.predicted_events
-    ]
+    rows = compared_rows(compared)
     said = f"Over {plural(len(run.steps), 'step')} after the warm-up, {in_words(compared)}. The run is {run.state}."
-    listed = page_table(
-        ("stage and action", "measured", "predicted", "ratio"),
-        rows,
-        caption="Measured and predicted",
-    )
+    listed = page_table(COMPARED, rows, caption="Measured and predicted")
     parts = [f"<p><strong>{escaped(run.machine)}</strong></p>"] if run.machine else []
     parts.append(f"<p>{escaped(said)}</p>")
     parts += [*_steps(run), *_late(found, run)]

@@ -135,7 +135,7 @@ def _row(plan: Plan, rival: Rival, name: str) -> RivalRow:
         format_duration(rival.step_ns),
         slower,
         format_percent(rival.idle),
-        format_percent(rival.sums),
+        _sums(rival),
         format_percent(rival.messages),
         format_bytes(rival.peak_bytes),
         mark,
@@ -143,6 +143,12 @@ def _row(plan: Plan, rival: Rival, name: str) -> RivalRow:
         rival.step_ns,
         near,
     )
+
+
+def _sums(rival: Rival) -> str:
+    """Returns what a step waits for gradient sums; where units are summed and gathered, passes wait for them."""
+    told = rival.configuration is not None and rival.configuration.held and not rival.sums
+    return "in passes" if told else format_percent(rival.sums)
 
 
 def _against(share: float) -> str:
@@ -226,7 +232,7 @@ def on_hosts(plan: Plan) -> list[str]:
         return read
     held, margin = format_bytes(fullest.total - fullest.margin), format_bytes(fullest.margin)
     return [
-        f"  a rank holds up to {held}; {margin} of its host are left to its process and to fragments",
+        f"  a rank holds up to {held}; {margin} of its host's memory are kept for the process around it",
         *read,
     ]
 

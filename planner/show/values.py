@@ -17,7 +17,7 @@ from planner.show.plain import of_cluster, of_profile
 from planner.show.proof import plan_lines, proof_list
 from planner.show.rivals import RIVAL_HEADS, rival_rows
 from planner.terminal import columns
-from planner.timeline import Comparison, Timeline, in_words
+from planner.timeline import COMPARED, Comparison, Timeline, compared_rows, in_words
 from planner.units import format_bytes, format_duration, plural
 
 if TYPE_CHECKING:
@@ -156,14 +156,11 @@ def graph_html(found: ModelGraph) -> str:
 
 
 def comparison_text(found: Comparison) -> str:
-    rows = [tuple(_shown([row])[0].values()) for row in found.to_rows()]
-    return f"{in_words(found)}\n\n{columns(rows, ('stage', 'action', 'predicted', 'measured', 'ratio', 'times'))}"
+    return f"{in_words(found)}\n\n{columns(compared_rows(found), COMPARED)}"
 
 
 def comparison_html(found: Comparison) -> str:
-    rows = [tuple(_shown([row])[0].values()) for row in found.to_rows()]
-    listed = table(("stage", "action", "predicted", "measured", "ratio", "times"), rows)
-    return block(paragraph(in_words(found)), listed)
+    return block(paragraph(in_words(found)), table(COMPARED, compared_rows(found)))
 
 
 def run_text(found: RunRecord) -> str:

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING
 from planner.doors import later
 
 if TYPE_CHECKING:
-    from planner.timeline.comparison import Comparison, compare, concatenate, converting_ns, in_words
+    from planner.timeline.comparison import (
+        COMPARED,
+        Comparison,
+        compare,
+        compared_rows,
+        concatenate,
+        converting_ns,
+        in_words,
+    )
     from planner.timeline.timeline import (
         BUSY,
         CLOCK_COLUMNS,
@@ -31,6 +39,7 @@ __all__ = [
     "BUSY",
     "CLOCK_COLUMNS",
     "COLLECTIVE",
+    "COMPARED",
     "CONVERSION_COLUMNS",
     "MEMORY_COLUMNS",
     "SEND",
@@ -39,6 +48,7 @@ __all__ = [
     "Event",
     "Timeline",
     "compare",
+    "compared_rows",
     "concatenate",
     "converting_ns",
     "decode",
@@ -54,8 +64,10 @@ __getattr__ = later(
     __name__,
     {
         "comparison": (
+            "COMPARED",
             "Comparison",
             "compare",
+            "compared_rows",
             "concatenate",
             "converting_ns",
             "in_words",

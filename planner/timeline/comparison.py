@@ -23,6 +23,8 @@ from planner.timeline.timeline import (
 )
 from planner.units import format_duration
 
+COMPARED = ("stage and action", "times a step", "measured", "predicted", "ratio", "a step longer by")
+
 
 class Difference(NamedTuple):
     """One kind of event on one stage: mean durations over ranks, micro-batches and steps."""
@@ -32,6 +34,12 @@ class Difference(NamedTuple):
     predicted_ns: float
     measured_ns: float
     times: int  # measured events
+    a_step: float  # how often a rank does it in a step, of the ranks that do
+
+    @property
+    def longer_ns(self) -> float:
+        """Returns by how much longer a rank was at it in a step than predicted; less than 0 where it was shorter."""
+        return (self.measured_ns - self.predicted_ns) * self.a_step
 
     @property
     def ratio(self) -> float:
@@ -73,6 +81,8 @@ class Comparison(Shown):
                 "measured_ns": event.measured_ns,
                 "ratio": round(event.ratio, 3),
                 "times": event.times,
+                "a_step": round(event.a_step, 3),
+                "longer_ns": round(event.longer_ns, 1),
             }
             for event in self.predicted_events
         ]
@@ -90,10 +100,13 @@ def compare(predicted: Timeline, measured: Timeline, *, skip_steps: int = 0) -> 
     """
     steps = sorted(set(measured.step.tolist()))[skip_steps:]
     measured = measured._pick(np.isin(measured.step, steps), np.isin(measured.memory_step, steps))
-    ours, theirs = _means(predicted), _means(measured)
+    ours, theirs, ranks = _means(predicted), _means(measured), _ranks(measured)
     shared = [key for key in ours if key in theirs]
     return Comparison(
-        events=tuple(Difference(*key, ours[key][0], *theirs[key]) for key in shared),
+        events=tuple(
+            Difference(*key, ours[key][0], *theirs[key], theirs[key][1] / (len(steps) * ranks[key]))
+            for key in shared
+        ),
         missing=tuple(f"{stage}{name}" for name, stage in ours if (name, stage) not in theirs),
         extra=tuple(f"{stage}{name}" for name, stage in theirs if (name, stage) not in ours),
         predicted_step_ns=_step_ns(predicted),
@@ -113,6 +126,16 @@ def _means(timeline: Timeline) -> dict[tuple[str, int], tuple[float, int]]:
         before, times = sums.get((event.name, event.stage), (0.0, 0))
         sums[event.name, event.stage] = before + ns, times + n
     return {key: (ns / n, n) for key, (ns, n) in sums.items()}
+
+
+def _ranks(timeline: Timeline) -> dict[tuple[str, int], int]:
+    """Returns how many ranks have each kind of event of each stage."""
+    found: dict[tuple[str, int], set[int]] = {}
+    pairs = np.unique(np.stack([timeline.code // _MICRO, timeline.rank]), axis=1)
+    for code, rank in pairs.T.tolist():
+        event = decode(code * _MICRO)
+        found.setdefault((event.name, event.stage), set()).add(rank)
+    return {key: len(own) for key, own in found.items()}
 
 
 def _step_ns(timeline: Timeline) -> float:
@@ -174,6 +197,24 @@ def in_words(found: Comparison) -> str:
         f"step: measured {format_duration(found.measured_step_ns)}, predicted {format_duration(found.predicted_step_ns)}, "
         f"ratio {found.ratio:.2f}; a rank stood idle for {format_duration(found.measured_idle_ns)} of it{rest}"
     )
+
+
+def compared_rows(found: Comparison) -> list[tuple[str, ...]]:
+    """Returns the rows of a table with the heads COMPARED, first what made steps longer than predicted by most.
+
+    Args: `found` is what `compare` has returned.
+    """
+    return [
+        (
+            f"{event.stage}{event.name}",
+            f"{event.a_step:g}",
+            format_duration(event.measured_ns),
+            format_duration(event.predicted_ns),
+            f"{event.ratio:.2f}",
+            format_duration(round(event.longer_ns)),
+        )
+        for event in sorted(found.predicted_events, key=lambda event: -event.longer_ns)
+    ]
 
 
 def concatenate(parts: Sequence[Timeline]) -> Timeline:

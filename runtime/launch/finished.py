@@ -11,8 +11,7 @@ from planner.errors import BadInput, BadPlan
 from planner.plan import Plan, with_store
 from planner.simulate import RunRecord, simulate_in_stride
 from planner.terminal import columns
-from planner.timeline import WARM_UP_STEPS, Comparison, Timeline, compare, in_words
-from planner.units import format_duration
+from planner.timeline import COMPARED, WARM_UP_STEPS, Comparison, Timeline, compare, compared_rows, in_words
 from planner.verify import form
 from runtime import runfolder
 from runtime.runfolder import Paths, losses_of, outside_bars, readers_of, recent, waiting
@@ -33,15 +32,15 @@ def comparison(folder: Path) -> Comparison:
     )
 
 
-def drift(folder: Path, found: Comparison) -> str:
+def drift(folder: Path, found: Comparison, *, busy: bool = False) -> str:
     """Returns a sentence where the measured step is outside the error bars of its plan.
 
-    Args: `folder` is the run folder that `found` was made from.
+    Args: `folder` is the run folder that `found` was made from; with `busy` its machine had other work.
     Returns: an empty text where the step is within the bars.
     """
     job = runfolder.read(Paths(folder))
     plan = with_store(plans.load(Paths(folder).plan), job.store)
-    return outside_bars(plan, found.measured_step_ns, readers_of(job))
+    return outside_bars(plan, found.measured_step_ns, readers_of(job), run=str(folder), busy=busy)
 
 
 def notes(folder: Path, found: Comparison) -> list[str]:
@@ -51,24 +50,16 @@ def notes(folder: Path, found: Comparison) -> list[str]:
     Returns: sentences: that the machine was busy, that ranks waited for samples, that the step is outside the error bars of its plan.
     """
     last = recent(Paths(folder))
-    return [said for said in (last.machine, waiting(last.waits), drift(folder, found)) if said]
+    outside = drift(folder, found, busy=bool(last.machine))
+    return [said for said in (last.machine, waiting(last.waits), outside) if said]
 
 
 def comparison_text(found: Comparison, notes: Sequence[str] = ()) -> str:
-    """Returns a comparison as text: the step, then one row for each kind of action of a stage.
+    """Returns a comparison as text: the step, then one row for each kind of action of a stage, the worst first.
 
     Args: `notes` are sentences that stand before the step.
     """
-    rows = [
-        (
-            f"{event.stage}{event.name}",
-            format_duration(event.measured_ns),
-            format_duration(event.predicted_ns),
-            f"{event.ratio:.2f}",
-        )
-        for event in found.predicted_events
-    ]
-    table = columns(rows, ("stage and action", "measured", "predicted", "ratio"))
+    table = columns(compared_rows(found), COMPARED)
     return "\n".join([*notes, in_words(found), "", table])
 
 

@@ -109,7 +109,7 @@ def of(folder: Path) -> Status:
         checkpoint=last,
         go_on=_go_on(paths, job) if queued is None and last is not None and state not in ENOUGH else "",
         machine=steps.machine,
-        drift=outside_bars(plan, step_s * 1e9, workers)
+        drift=outside_bars(plan, step_s * 1e9, workers, run=str(paths.root), busy=bool(steps.machine))
         if step_s and len(steps.seconds) >= JUDGED_STEPS
         else "",
         history=_history(paths),

@@ -198,10 +198,13 @@ def evaluations_of(paths: Paths) -> list[Evaluated]:
     return [found[step] for step in sorted(found)]
 
 
-def outside_bars(plan: Plan, measured_ns: float, workers: int = 0) -> str:
+def outside_bars(
+    plan: Plan, measured_ns: float, workers: int = 0, *, run: str = "RUN", busy: bool = False
+) -> str:
     """Says that steps are outside the error bars of their plan.
 
-    Args: `measured_ns` is the median of recent steps; `workers` are the readers of a rank.
+    Args: `measured_ns` is the median of recent steps; `workers` are the readers of a rank. `run` is the folder of the
+        run, and with `busy` its machine had other work.
     Returns: one sentence; empty where the steps are within the bars, or the plan has none.
     """
     step = plan.prediction
@@ -209,9 +212,14 @@ def outside_bars(plan: Plan, measured_ns: float, workers: int = 0) -> str:
     if step.low_ns == step.high_ns or step.low_ns <= measured_ns <= high_ns:
         return ""
     rests = f"the corrections of {plan.fitted.summary}" if plan.fitted else "the profile alone"
+    advice = (
+        "run it again when the machine is idle before you believe either"
+        if busy
+        else f"`--replan-from {run}` behind the command that made the plan makes one for what this run took"
+    )
     return (
         f"steps take {format_duration(measured_ns)}, outside the predicted {format_duration(step.low_ns)} to "
-        f"{format_duration(high_ns)}, which rest on {rests}; `shardwright plan --replan-from` this run would know better"
+        f"{format_duration(high_ns)}, which rest on {rests}; {advice}"
     )
 
 

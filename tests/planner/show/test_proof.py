@@ -226,3 +226,9 @@ def test_the_plans_that_lie_with_the_program_show_themselves() -> None:
     for path in sorted((Path(__file__).parents[3] / "plans").glob("*.yaml")):
         told = text(load(path))
         assert "  proved fastest of 1 configuration for these costs\n" in told and "data parallel" in told
+
+
+def test_sums_that_passes_wait_for_are_not_told_as_none() -> None:
+    shared = rival("family", 34, held="parameters", ranks=2).model_copy(update={"sums": 0.0})
+    rows = rival_rows(proved(rival("chosen", 33.45), shared))
+    assert [row.sums for row in rows] == ["3.1 %", "in passes"]

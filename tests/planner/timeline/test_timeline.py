@@ -15,6 +15,7 @@ from planner.timeline import (
     Event,
     Timeline,
     compare,
+    compared_rows,
     concatenate,
     converting_ns,
     decode,
@@ -58,9 +59,22 @@ def test_predicted_and_measured_are_laid_side_by_side() -> None:
         (0, 10, 12, 2),
         (1, 10, 12, 2),
     ]
+    assert [(d.a_step, d.longer_ns) for d in found.events] == [(1, 2), (1, 2)]
     assert (found.predicted_step_ns, found.measured_step_ns, found.ratio) == (20, 24, 1.2)
     assert found.measured_idle_ns == 24 - 12  # of which each rank works one half
     assert (found.missing, found.extra) == ((), ())
+
+
+def test_what_made_a_step_longer_by_most_stands_first_however_small_its_ratio() -> None:
+    def two(forward_ns: int, update_ns: int) -> Timeline:
+        rows = [
+            (0, 0, encode(Event("F", 0, micro)), 100 * micro, 100 * micro + forward_ns, 0)
+            for micro in range(4)
+        ]
+        return from_events([*rows, (0, 0, encode(Event("STEP", 0)), 900, 900 + update_ns, 0)])
+
+    rows = compared_rows(compare(two(20, 1), two(30, 10)))
+    assert [(row[0], row[1], row[-1]) for row in rows] == [("0F", "4", "40 ns"), ("0STEP", "1", "9 ns")]
 
 
 def test_what_only_one_side_has_is_named() -> None:

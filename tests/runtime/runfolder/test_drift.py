@@ -24,6 +24,12 @@ def test_steps_within_the_bars_are_passed_over_and_those_outside_are_named_with_
     assert "20 ms" in said and "9 ms to 12 ms" in said and "the profile alone" in said
 
 
+def test_what_to_do_depends_on_whether_the_machine_had_other_work() -> None:
+    assert "`--replan-from runs/mine`" in outside_bars(plan(), 20e6, run="runs/mine")
+    busy = outside_bars(plan(), 20e6, run="runs/mine", busy=True)
+    assert "idle" in busy and "replan" not in busy
+
+
 def test_a_plan_without_bars_is_not_left() -> None:
     assert outside_bars(plan(10_000_000, 10_000_000), 20e6) == ""
 
