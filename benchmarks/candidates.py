@@ -15,8 +15,8 @@ from planner.calibrate import Observation
 from planner.milp import Instance, explain
 from planner.milp.configurations.configurations import Configuration
 from planner.milp.cut.problem import CutProblem
+from planner.milp.search.candidates import ranked
 from planner.milp.search.descent import UNFIT_NS, Answer, judge
-from planner.milp.search.pick import ranked
 from planner.milp.write_plan import plan_of
 from planner.plan import Certificate, Plan
 

@@ -12,7 +12,7 @@ from planner.cluster import with_nodes
 from planner.errors import Infeasible
 from planner.milp import Question, solve, solve_with_search
 from planner.milp.configurations.configurations import Configuration
-from planner.milp.search.pick import ranked
+from planner.milp.search.candidates import ranked
 
 CLAIM = (
     "None of the 20 best configurations of a question, and none of 50 drawn ones, gives a plan when pinned that is more "

@@ -243,12 +243,12 @@ def row(instance: Instance) -> tuple[Cell, ...]:
     answer, wall, cpu = solved(instance)
     proof, found = answer.certificate(), answer.best
     program = found.program
-    assert found.best is not None
+    assert found.best is not None and proof.searched is not None
     return (
         instance.name,
         found.instance.layers,
         found.considered,
-        found.bounded,
+        proof.searched.ruled_out,
         len(found.left) + len(found.open),
         str(found.best.shape),
         proof.objective_ns / 1e6,

@@ -139,6 +139,25 @@ def sharded(
     return tables(profile, whole._replace(split=choice.grid), costs, sizes, regridded=choice[1:])
 
 
+def least_work_ns(profile: Profile, setting: CostKey, choice: GridChoice, prices: Prices) -> IntArray:
+    """Returns what each layer of a choice computes at least for one micro-batch, by the shorter kind of backward.
+
+    Messages, and what else a layer waits for, come on top of it in the tables of the choice.
+
+    Args: as those of `sharded`; a choice without a grid is whole samples.
+    """
+    whole, found = setting._replace(split=()), prices(choice) if choice.grid else None
+    least = []
+    for i, layer in enumerate(profile.graph.layers):
+        cost = _NOTHING if found is None else found.layers.get(layer.name, _NOTHING)
+        key = row_of(choice, i, layer, found, whole) if found is not None and cost.on_shards else whole
+        row = _largest(profile.cost(layer.name, key), cost)
+        passes = row.forward, row.backward, row.input_grad, row.weight_grad
+        forward, backward, *halves = (round(each.median * NS_PER_S) for each in passes)
+        least.append(forward + min(backward, sum(halves)))
+    return np.array(least)
+
+
 def shared_tables(
     profile: Profile,
     setting: CostKey,

@@ -18,8 +18,9 @@ from planner.milp.instance import Instance, changed
 from planner.milp.layer_orders import orders
 from planner.milp.limits import Effort
 from planner.milp.pins import Pins, pins, told, with_stages
+from planner.milp.search.candidates import Candidates, ranked
 from planner.milp.search.descent import UNFIT_NS, judge
-from planner.milp.search.pick import ranked, thriftier
+from planner.milp.search.pick import thriftier
 from planner.milp.search.state import SearchState
 from planner.milp.uneven import uneven
 from planner.milp.write_plan import plan_of
@@ -225,7 +226,7 @@ def solve_or_none(instance: Instance, effort: Effort | None = None) -> Plan | No
 
     Args: `instance` may come from `Question.instance` or `changed`.
     """
-    found = _search(instance, effort or Effort())[0] if ranked(instance) else None
+    found = _search(instance, effort or Effort())[0] if Candidates(instance) else None
     return _with_shares(instance, found, effort or Effort())
 
 
@@ -233,7 +234,7 @@ def _with_shares(instance: Instance, best: Plan | None, effort: Effort) -> Plan 
     """Returns the fastest plan, with uneven shares where replicas on devices of different speed gain by them."""
 
     def alike(posed: Instance) -> Plan | None:
-        return _search(posed, effort)[0] if ranked(posed) else None
+        return _search(posed, effort)[0] if Candidates(posed) else None
 
     if best is None:
         return None

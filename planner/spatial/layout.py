@@ -9,10 +9,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
 from planner.errors import BadInput
+
+REMEMBERED = 1 << 14  # results of a question about layouts: hundreds of choices ask the same ones
 
 
 class Cut(NamedTuple):
@@ -234,4 +237,9 @@ def shard_elements(layout: Layout, grid: Sequence[int]) -> int:
 
     Args: `grid` is the grid that the layout lies on.
     """
+    return _shard_elements(layout, tuple(grid))
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _shard_elements(layout: Layout, grid: tuple[int, ...]) -> int:
     return max(prod(layout.local_shape(coordinates(rank, grid))) for rank in range(prod(grid)))

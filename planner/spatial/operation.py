@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import prod
 from typing import Final
 
 from planner.errors import BadInput
 from planner.model import Buffer, ModelGraph, Parameter
+from planner.spatial.layout import REMEMBERED
 
 TENSOR = "tensor"  # key of a reference
 MOST = 2**44  # elements of one tensor
@@ -38,6 +40,7 @@ def to_text(operation: Operation) -> str:
     return json.dumps(facts, separators=(",", ":"))
 
 
+@lru_cache(maxsize=REMEMBERED)
 def from_text(text: str) -> Operation:
     """Returns the operation that a line of JSON holds.
 

@@ -17,7 +17,7 @@ from math import prod
 from typing import Final, NamedTuple
 
 from planner.model import ModelGraph
-from planner.spatial.layout import Cut, Layout, coordinates, entry, even, whole
+from planner.spatial.layout import REMEMBERED, Cut, Layout, coordinates, entry, even, shard_elements, whole
 from planner.spatial.operation import NONE, Operation
 from planner.spatial.rule import NoRule, call_of
 from planner.spatial.rules import reductions, resample, windows
@@ -134,22 +134,25 @@ class Resplit:
 
     def sent_elements(self) -> int:
         """Returns the number of elements that the busiest rank sends."""
-        sent = [0] * prod(self.before)
-        others = prod(n for dim, n in enumerate(self.source.shape) if dim not in self.dims)
-        for receiver in range(len(sent)):
-            for piece in self.pieces(receiver):
-                if piece.sender != receiver:
-                    sent[piece.sender] += others * prod(high - low for low, high in piece.rows)
-        return max(sent)
+        return _sent_elements(self)
 
     def made_elements(self) -> int:
         """Returns the number of elements of the largest new shard."""
-        return max(
-            prod(self.target.local_shape(coordinates(rank, self.after))) for rank in range(prod(self.after))
-        )
+        return shard_elements(self.target, self.after)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=REMEMBERED)
+def _sent_elements(move: Resplit) -> int:
+    sent = [0] * prod(move.before)
+    others = prod(n for dim, n in enumerate(move.source.shape) if dim not in move.dims)
+    for receiver in range(len(sent)):
+        for piece in move.pieces(receiver):
+            if piece.sender != receiver:
+                sent[piece.sender] += others * prod(high - low for low, high in piece.rows)
+    return max(sent)
+
+
+@lru_cache(maxsize=REMEMBERED)
 def _of(plan: Resplit, rows: int) -> Resplit:
     return Resplit(
         _sized(plan.source, plan.samples, rows),

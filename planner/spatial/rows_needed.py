@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
-from planner.spatial.layout import Cut, Layout, coordinates
+from planner.spatial.layout import REMEMBERED, Cut, Layout, coordinates
 
 
 class RowRun(NamedTuple):
@@ -83,16 +84,11 @@ class Fetch:
         return tuple(part for part in parts if part is not None)
 
     def messages(self) -> Iterator[tuple[int, int, int]]:
-        """Yields everything that travels.
+        """Returns everything that travels.
 
-        Yields: (sender, receiver, rows), sender and receiver as coordinates along the axis.
+        Returns: (sender, receiver, rows), sender and receiver as coordinates along the axis.
         """
-        count = len(self.runs)
-        for receiver in range(count):
-            for sender in range(count):
-                rows = sum(run.rows for run in self.pieces(receiver, sender))
-                if sender != receiver and rows:
-                    yield sender, receiver, rows
+        return iter(_messages(self))
 
 
 def intervals(
@@ -162,11 +158,27 @@ def recut(dim: int, source: Cut, target: Cut) -> Fetch:
     return intervals(dim, source, list(zip(target.points, target.points[1:], strict=False)))
 
 
+@lru_cache(maxsize=REMEMBERED)
+def _messages(fetch: Fetch) -> tuple[tuple[int, int, int], ...]:
+    count, found = len(fetch.runs), []
+    for receiver in range(count):
+        for sender in range(count):
+            rows = sum(run.rows for run in fetch.pieces(receiver, sender))
+            if sender != receiver and rows:
+                found.append((sender, receiver, rows))
+    return tuple(found)
+
+
 def sent_elements(layout: Layout, fetches: Sequence[Fetch], grid: Sequence[int]) -> int:
     """Returns the number of elements that the busiest rank sends for all fetches of one tensor.
 
     Args: `fetches` are done in their order; later ones carry the corners that earlier ones brought.
     """
+    return _sent_elements(layout, tuple(fetches), tuple(grid))
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _sent_elements(layout: Layout, fetches: tuple[Fetch, ...], grid: tuple[int, ...]) -> int:
     sent = [0] * prod(grid)
     sizes: dict[int, Sequence[int]] = {}
     for fetch in fetches:

@@ -5,8 +5,7 @@ its rings and trees (`strides`, and `ColourTree` for `colours`), and its time as
 the same names keep to; `fitted` has the rate of one that was measured. Start with `names.py`, then `shapes.py` (who sends to whom) and `lines.py` (what it takes).
 """
 
-from planner.sums.fit import fitted
-from planner.sums.lines import COLOUR_BYTES, SumLine, SumLoad, line_of
+from planner.sums.lines import COLOUR_BYTES, SumLine, SumLoad, fitted, line_of
 from planner.sums.names import (
     MOST_PARTS,
     SumKind,

@@ -6,9 +6,8 @@ Start reading in `submit.py` and `job.py`; `script.py` writes the batch script. 
 """
 
 from runtime.slurm.commands import SlurmError, answers, ask, hostnames
-from runtime.slurm.elastic import Elastic, parse
-from runtime.slurm.folder_lock import refuse
 from runtime.slurm.job import SlurmBackend, backend_of, queue, test_only
+from runtime.slurm.job_folder import Elastic, parse, refuse
 from runtime.slurm.limits import known
 from runtime.slurm.measure_jobs import run
 from runtime.slurm.options import NAMED, Options, load, over, pairs, site_file

@@ -23,9 +23,9 @@ from planner.workload import Workload
 from runtime import checkpoint as checkpoints
 from runtime import runfolder
 from runtime.runfolder import Job, Outcome, Paths, tell, write_whole
-from runtime.slurm import commands, folder_lock, limits, state, task_layout
+from runtime.slurm import commands, job_folder, limits, state, task_layout
 from runtime.slurm import script as scripts
-from runtime.slurm.elastic import Elastic
+from runtime.slurm.job_folder import Elastic
 from runtime.slurm.options import Options
 from runtime.slurm.state import Queued
 
@@ -249,12 +249,12 @@ def prepared(
 
     asked = request(plan, name, folder, job, flexible)
     text = scripts.text(asked, options)
-    folder_lock.refuse(Paths(absolute(folder)))
+    job_folder.refuse(Paths(absolute(folder)))
     model = model or Model.of(plan, workload)
     warnings = check(plan, model.captured.graph, folder, job, options) + container_warnings(asked, options)
     if flexible is not None:
         flexible.check(plan)
-    paths, _ = prepare(model, folder, job, folder_lock.refuse, warnings.append)
+    paths, _ = prepare(model, folder, job, job_folder.refuse, warnings.append)
     if flexible is not None:
         flexible.write(paths)
     write_whole(paths.script, text)

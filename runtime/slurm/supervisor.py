@@ -36,7 +36,7 @@ from runtime.runfolder import (
     note_attempt,
     tell,
 )
-from runtime.slurm import commands, elastic, folder_lock, rank_records, task_layout
+from runtime.slurm import commands, job_folder, rank_records, task_layout
 from runtime.slurm.rank_records import StepWatch
 from runtime.slurm.state import Queued
 
@@ -65,7 +65,7 @@ class Supervisor:
         planned = len(task_layout.of(self.plan).tasks)
         if self.elastic and planned != len(self.nodes):
             print(f"{len(self.nodes)} nodes instead of {planned}: planning anew", flush=True)
-            self.plan = elastic.plan_for(self.paths, self.plan, len(self.nodes))
+            self.plan = job_folder.plan_for(self.paths, self.plan, len(self.nodes))
         self.hosts = self._hosts()
 
     def _hosts(self) -> list[str]:
@@ -259,12 +259,12 @@ def main(arguments: Sequence[str]) -> int:
     paths = Paths(given.folder)
     try:
         name = commands.job_name(os.environ)
-        with folder_lock.taken(paths, name) as is_held:
+        with job_folder.taken(paths, name) as is_held:
             if _be_known(paths, name):
                 for old in (paths.cancelled, paths.outcome):
                     old.unlink(missing_ok=True)
             return _supervise(paths, given, is_held)
-    except folder_lock.FolderBusy as error:  # nothing is said of the run, which is another's
+    except job_folder.FolderBusy as error:  # nothing is said of the run, which is another's
         _be_known(paths, error.job)
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.status

@@ -1,8 +1,6 @@
-"""Lists the discrete choices around a cut: axes, schedule, micro-batch and more, and all combinations that are
-possible.
+"""Lists the discrete choices around a cut, and all combinations that are possible.
 
-A configuration uses whole nodes, or part of a single one: idle devices never share a node with busy ones of a larger
-plan.
+A configuration uses whole nodes, or part of one: idle devices never share a node with busy ones of a larger plan.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from math import prod
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from planner.cluster import Cluster, total_devices
 from planner.cost import GridChoice
@@ -27,6 +25,7 @@ OUTER_DATA: tuple[AxisName, ...] = ("data", "pipeline", "spatial")
 OUTER_PIPELINE: tuple[AxisName, ...] = ("pipeline", "data", "spatial")
 SEARCHED = tuple(name for name in FAMILIES if name != "listed")  # `listed` is settings, no order of its own
 NO_LIMIT = 1 << 60
+Splits = Callable[[int], Sequence[GridChoice]]  # how samples of a micro-batch may be cut in space
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -55,9 +54,7 @@ class Configuration:
     mirrored: bool = False  # whether the first stage is on the last devices
     sparing: bool = False  # only stages that would not fit otherwise recompute; `recompute`: all do
     chosen: tuple[int, ...] = ()  # just these stages recompute
-    held: Held = (
-        ""  # what replicas share by element besides state; `shard` shares state alone, by whole parameters
-    )
+    held: Held = ""  # what replicas share by element besides state; `shard`: state by whole parameters
     ranks: int = 0  # replicas that hold one copy of it among them
 
     def __hash__(self) -> int:
@@ -134,37 +131,46 @@ def shapes(
     batch: int,
     micros: Sequence[int],
     pinned: Pins,
-    splits: Callable[[int], Sequence[GridChoice]] = lambda micro: (GridChoice(),),
+    splits: Splits = lambda micro: (GridChoice(),),
 ) -> Iterator[Configuration]:
     """Yields every configuration that the pins allow and the devices can hold, whatever its memory.
 
-    Args: `layers` counts layers, `batch` samples; `micros` are the micro-batches that may be used; `splits` returns
-    how samples of a micro-batch may be cut in space.
+    Args: `layers` counts layers, `batch` samples; `micros` are the micro-batches that may be used.
     Yields: configurations, by micro-batch in the order of `micros`.
     """
+    for group in groups(cluster, batch, micros, pinned, splits):
+        yield from of_group(cluster, group, layers, batch, pinned)
+
+
+class SplitGroup(NamedTuple):
+    """What configurations have in common whose samples lie alike."""
+
+    micro: int
+    data: int
+    split: GridChoice
+
+
+Groups = Iterator[SplitGroup]
+Configurations = Iterator[Configuration]
+
+
+def groups(cluster: Cluster, batch: int, micros: Sequence[int], pinned: Pins, splits: Splits) -> Groups:
+    """Yields the groups of configurations that the pins allow; arguments are those of `shapes`."""
     total = min(total_devices(cluster), pinned.devices or NO_LIMIT)
     for micro in micros:
         if pinned.micro not in (None, micro) or batch % micro:
             continue
         for data in _divisors(batch // micro, total):
-            for split in splits(micro) if pinned.data in (None, data) else ():
-                yield from _with_data(
-                    cluster, layers, total, data, micro, batch // micro // data, pinned, split
-                )
+            yield from (
+                SplitGroup(micro, data, x) for x in (splits(micro) if pinned.data in (None, data) else ())
+            )
 
 
-def _with_data(
-    cluster: Cluster,
-    layers: int,
-    total: int,
-    data: int,
-    micro: int,
-    micros: int,
-    pinned: Pins,
-    split: GridChoice,
-) -> Iterator[Configuration]:
-    near = split.ranks
-    replicas = data * near
+def of_group(cluster: Cluster, group: SplitGroup, layers: int, batch: int, pinned: Pins) -> Configurations:
+    """Yields the configurations of a group; the other arguments are those of `shapes`."""
+    micro, data, split = group
+    micros, near, lies = batch // micro // data, split.ranks, split._asdict()
+    replicas, total = data * near, min(total_devices(cluster), pinned.devices or NO_LIMIT)
     deepest = min(layers, total // replicas, limits.DEEPEST)
     depths = range(1, deepest + 1) if pinned.pipeline is None else [pinned.pipeline]
     names = pinned.schedules or SEARCHED
@@ -195,7 +201,7 @@ def _with_data(
                         shard=shard,
                         axes=axes,
                         update=pinned.update,
-                        **split._asdict(),
+                        **lies,
                         mirrored=mirrored,
                         held=pinned.held or "",
                         ranks=(pinned.ranks or data) if pinned.held else 0,
@@ -223,10 +229,7 @@ def _alike(cluster: Cluster) -> bool:
 
 
 def _overlaps(workers: int, forwards: int, near: int, pinned: Pins) -> bool:
-    """Returns whether the family `overlap` is considered.
-
-    It hides gradient sums of replicas; in a pipeline, or behind many micro-batches, there is little to hide.
-    """
+    """Returns whether the family `overlap` is considered: it hides sums of replicas, few of them in a pipeline."""
     if pinned.schedules:
         return near == 1
     return (

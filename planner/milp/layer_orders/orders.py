@@ -18,8 +18,8 @@ from planner.milp.layer_orders.lattice import TooManyIdeals, best_stages
 from planner.milp.limits import Effort
 from planner.milp.pins import NO_GATHER, Pins
 from planner.milp.proof.order_free import order_free_bound_ns
+from planner.milp.search.candidates import Candidates
 from planner.milp.search.descent import UNFIT_NS
-from planner.milp.search.pick import ranked
 from planner.milp.search.search import search
 from planner.milp.search.state import SearchState
 from planner.model import ModelGraph, alone, dependences, misplaced
@@ -125,7 +125,7 @@ def _others(first: SearchState, orders: Sequence[Names], effort: Effort) -> Iter
     )
     for names in orders:
         asked = in_order(first.instance, names)
-        if ranked(asked):
+        if Candidates(asked):
             found = search(asked, share, below=limit, rows=first.rows)
             limit = min(limit, found.limit)
             yield found

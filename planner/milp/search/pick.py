@@ -6,76 +6,24 @@ descended from (`pick`). Then fewer and fewer of the best answers are annealed, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
 import numpy as np
 
 from planner.milp import explain, limits
-from planner.milp.configurations.configurations import Configuration, shapes
-from planner.milp.cut.unit_times import LayerWork
+from planner.milp.configurations.configurations import Configuration
 from planner.milp.instance import Instance, short_bytes
 from planner.milp.proof.boxes import ROUNDING
 from planner.milp.proof.prove import ConfigurationProof, ConfigurationState
 from planner.milp.proof.totals import TotalsBound
+from planner.milp.search.candidates import PLAINEST, Candidates, guess_ns
 from planner.milp.search.descent import UNFIT_NS, Answer, judge, starts
 from planner.milp.search.state import SearchState
-from planner.schedule import FAMILIES
-
-_PLAINEST = list(FAMILIES)  # on one worker many families take the same time: the plainest is named
 
 
-def ranked(instance: Instance) -> list[Configuration]:
-    """Returns the configurations of a planning instance, the most promising first.
-
-    Args: `instance`; unless pinned, recomputing and sharding configurations follow later, where memory asks for them.
-    """
-    bound = TotalsBound(instance)
-    return sorted(
-        _permitted(instance),
-        key=lambda shape: (_guess_ns(bound, shape), _PLAINEST.index(shape.family), shape),
-    )
-
-
-def _permitted(instance: Instance) -> Iterator[Configuration]:
-    """Yields the configurations of a planning instance, as they come."""
-    pinned = instance.pins
-    plain = replace(pinned, recompute=bool(pinned.recompute), shard=bool(pinned.shard))
-    every = shapes(
-        instance.cluster,
-        layers=instance.layers,
-        batch=instance.batch,
-        micros=instance.micros(),
-        pinned=plain,
-        splits=instance.splits,
-    )
-    return filter(instance.permits, every)
-
-
-def _guess_ns(bound: TotalsBound, shape: Configuration) -> float:
-    """Returns about what a configuration may take, to know where to look first; it bounds nothing."""
-    known = bound.instance.kept.guesses
-    if shape not in known:
-        known[shape] = _guessed(bound, shape)
-    return known[shape]
-
-
-def _guessed(bound: TotalsBound, shape: Configuration) -> float:
-    tables, work = bound.instance.tables(shape), bound.work(shape)
-    bytes_a_worker = np.array([tables.summed[0, -1] * shape.pipes // shape.workers])
-    machines, several = bound.instance.machines, shape.data * shape.spatial > 1
-    over = bound.units.columns(shape)[:1] if shape.held else machines.worker_sums(shape, ((0,),)) * several
-    sums = sum(int(each.ns(bytes_a_worker)[0]) for each in over)
-    wire = bound.instance.cluster_link_ns(tables.typical_crossing_bytes) if shape.workers > 1 else 0.0
-    hops = 2 * (shape.stages - 1) * wire
-    load = bound.load_ns(shape) + bound.step_ns(shape)
-    idle = BUBBLES[shape.family](shape, work) if shape.workers > 1 else 0.0
-    handed = 0.5 if shape.shard else 0.0  # of the sums: every holder hands on what it has updated
-    return max(load + idle, bound.free_ns(shape)) + float(sums) * (1 + handed) + hops
-
-
-def pick(state: SearchState, configurations: list[Configuration]) -> None:
+def pick(state: SearchState, configurations: Candidates) -> None:
     """Answers the configurations whose even cuts came out best, and the most promising one of each family.
 
     The even cuts of the most promising configurations are simulated before, cheap orders first where guesses are alike.
@@ -103,14 +51,14 @@ def pick(state: SearchState, configurations: list[Configuration]) -> None:
             state.answer(tried, work_ns=limits.PICK_NS)
 
 
-def _promising(state: SearchState, configurations: list[Configuration]) -> list[Configuration]:
+def _promising(state: SearchState, configurations: Candidates) -> list[Configuration]:
     """Returns configurations, sharded variants beside plain ones, by classes of their guess and the cheapest first."""
     bound = TotalsBound(state.instance)
-    found = [(_guess_ns(bound, shape), shape) for shape in configurations[: limits.SHARED_GUESSES]]
+    found = [(guess_ns(bound, shape), shape) for shape in configurations.first(limits.SHARED_GUESSES)]
     for guess, shape in list(found):
         variants = [replace(shape, shard=True)] if state.may_share(shape) else []
         for shared in (*variants, *state.instance.by_element(shape)):
-            if (other := _guess_ns(bound, shared)) < guess:
+            if (other := guess_ns(bound, shared)) < guess:
                 found.append((other, shared))
     least = min(guess for guess, _ in found)
     step = np.log1p(limits.ALIKE_GUESSES)
@@ -118,7 +66,7 @@ def _promising(state: SearchState, configurations: list[Configuration]) -> list[
     def rank(entry: tuple[float, Configuration]) -> tuple[int, int, float, int, Configuration]:
         guess, shape = entry
         group = int(np.log(max(guess, 1.0) / max(least, 1.0)) / step)
-        return group, shape.stages * shape.micros, guess, _PLAINEST.index(shape.family), shape
+        return group, shape.stages * shape.micros, guess, PLAINEST.index(shape.family), shape
 
     return [shape for _, shape in sorted(found, key=rank)]
 
@@ -192,7 +140,7 @@ def even_ns(state: SearchState, tried: ConfigurationState) -> int:
     return known[tried.shape]
 
 
-def take_trivial(state: SearchState, allowed: set[Configuration]) -> None:
+def take_trivial(state: SearchState, allowed: Candidates) -> None:
     """Takes the trivial plans as answers too: none of them beats the plan, however little was looked into.
 
     Args: `allowed` are the configurations of the question, each of which may have replicas that share something.
@@ -238,13 +186,13 @@ def take_soonest(state: SearchState) -> bool:
     Returns: whether one of them fits.
     """
     instance, bound = state.instance, state.floors
-    every = list(_permitted(instance))
+    every = list(Candidates(instance))
     few = every[:: max(1, len(every) // limits.SOON)]
     if instance.pins.stages is None:
         known = set(every)
         few += [shape for _, chosen in explain.trivial(instance) for shape in chosen[-1:] if shape in known]
     small = [shape for shape in few if shape.stages * shape.micros <= limits.SOON_ACTIONS]
-    for shape in sorted(small, key=lambda each: (_guess_ns(bound, each), each))[: limits.FIRST_ANSWERS]:
+    for shape in sorted(small, key=lambda each: (guess_ns(bound, each), each))[: limits.FIRST_ANSWERS]:
         for each in (shape, *thriftier(instance, shape)):
             if _even_answered(state, each):
                 break
@@ -267,34 +215,3 @@ def _even_answered(state: SearchState, shape: Configuration) -> bool:
         ns = int(judge(tried.problem, cut[None, :])[0])
         state.take(tried, None if ns == UNFIT_NS else Answer(cut=cut, ns=ns))
     return tried.answer is not None
-
-
-Bubble = Callable[[Configuration, LayerWork], float]
-
-
-def _whole(shape: Configuration, work: LayerWork) -> float:
-    return work.all_ns / shape.workers * (shape.workers - 1) / shape.chunks
-
-
-def _forward(shape: Configuration, work: LayerWork) -> float:
-    return float(work.forward.sum()) / shape.workers * (shape.workers - 1) / shape.chunks
-
-
-def _paired(shape: Configuration, work: LayerWork) -> float:
-    units = max(1.0, shape.micros / shape.workers)
-    return float(work.last.sum()) / shape.workers * max(0.0, shape.workers / shape.pairs - 2) * units
-
-
-def _paired_split(shape: Configuration, work: LayerWork) -> float:
-    return float(work.forward.sum()) / shape.workers * (shape.workers / shape.pipes - 1) / shape.chunks
-
-
-# idle time of a worker, as the families have it for equal stages
-BUBBLES: Mapping[str, Bubble] = dict.fromkeys(FAMILIES, _forward) | {
-    "gpipe": _whole,
-    "1f1b": _whole,
-    "interleaved": _whole,
-    "wave": _whole,
-    "chimera": _paired,
-    "chimera-zb": _paired_split,
-}

@@ -22,6 +22,7 @@ from planner.milp.cut.frozen_order import Order
 from planner.milp.cut.problem import CutProblem
 from planner.milp.limits import SearchProgress
 from planner.milp.search import pick
+from planner.milp.search.candidates import Candidates
 from planner.milp.search.descent import UNFIT_NS, Answer, descend, judge
 from planner.milp.write_plan import hops, stage_times
 from planner.plan import Hop, StageTimes
@@ -121,12 +122,12 @@ class Waiting:
                 self.add(variant)
         self.done.add(shape)
 
-    def leave(self, configurations: Sequence[Configuration]) -> None:
+    def leave(self, configurations: Candidates) -> None:
         """Leaves everything that was not looked into with its bound, as where the search was stopped.
 
         Args: `configurations` are all of the question, whether they waited or not.
         """
-        for shape in configurations:
+        for shape in configurations.below(self.state.limit):
             self.add(shape)
         self.state.left = []
         for shape in self.every:

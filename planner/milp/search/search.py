@@ -9,7 +9,7 @@ the mixed-integer program states the proof over whatever is still open.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 
@@ -21,6 +21,7 @@ from planner.milp.limits import Effort
 from planner.milp.problems import Rows
 from planner.milp.proof.prove import ConfigurationProof, ConfigurationState
 from planner.milp.search import pick, relist
+from planner.milp.search.candidates import Candidates
 from planner.milp.search.descent import UNFIT_NS, Answer, descend, fits, starts
 from planner.milp.search.relist import Waiting
 from planner.milp.search.state import SearchState
@@ -39,13 +40,12 @@ def search(
     kept = instance.kept.rows if rows is None else rows
     state = SearchState(instance=instance, effort=effort, below=below, rows=kept)
     waiting, watch = Waiting(state=state), effort.watch
-    configurations: list[Configuration] = []
+    configurations = Candidates(instance)
     state.follow = lambda: watch.at(lambda: waiting.progress(len(configurations)))
     try:
         watch.begin()
-        configurations = pick.ranked(instance)
         if not configurations:
-            raise Infeasible(infeasible.no_shape(instance, lambda asked: bool(pick.ranked(asked))))
+            raise Infeasible(infeasible.no_shape(instance, lambda asked: bool(Candidates(asked))))
         _run(state, waiting, configurations)
         watch.end()
     except BaseException as error:
@@ -61,16 +61,17 @@ def search(
     finally:
         watch.end()
     watch.answered = watch.answered or state.best is not None
+    unlisted = 0 if state.queue else configurations.unlisted
     state.queue = state.queue or waiting.every
-    state.considered = len(state.queue)
+    state.considered = len(state.queue) + unlisted
     return state
 
 
-def _run(state: SearchState, waiting: Waiting, configurations: list[Configuration]) -> None:
+def _run(state: SearchState, waiting: Waiting, configurations: Candidates) -> None:
     """Searches in stages; after each of them the best plan so far could be returned."""
     if state.below == UNFIT_NS:
         pick.pick(state, configurations)
-        pick.take_trivial(state, set(configurations))
+        pick.take_trivial(state, configurations)
         tight = _spare(state, configurations)
         if not _soon_proved(state, waiting, configurations):
             pick.settle(state)
@@ -79,7 +80,7 @@ def _run(state: SearchState, waiting: Waiting, configurations: list[Configuratio
     _solve_winner(state, waiting)
     best = _grow(state, waiting)
     state.stage = "settled"
-    for shape in configurations:
+    for shape in configurations.below(state.limit):
         waiting.add(shape)
     waiting.work_through()
     if state.limit == UNFIT_NS:
@@ -93,7 +94,7 @@ def _run(state: SearchState, waiting: Waiting, configurations: list[Configuratio
         state.stage = "proved"
 
 
-def _spare(state: SearchState, configurations: Sequence[Configuration]) -> bool:
+def _spare(state: SearchState, configurations: Candidates) -> bool:
     """Answers variants with less memory of configurations whose even cuts are faster than any answer, and do not fit.
 
     The first that fits is enough of those that recompute, and of those that only share.
@@ -113,7 +114,7 @@ def _spare(state: SearchState, configurations: Sequence[Configuration]) -> bool:
     return tight
 
 
-def _tight(state: SearchState, configurations: Sequence[Configuration]) -> Iterator[Configuration]:
+def _tight(state: SearchState, configurations: Candidates) -> Iterator[Configuration]:
     """Yields configurations that do not fit and may be faster: those looked into, by what their even cuts take.
 
     Where there are some, all families come for a few ways to use the devices: one that never fits would crowd out the
@@ -124,7 +125,7 @@ def _tight(state: SearchState, configurations: Sequence[Configuration]) -> Itera
     met = [shape for shape in ranked[: limits.SPARED] if _is_tight(state, shape)]
     yield from met
     uses: dict[tuple[object, ...], dict[str, Configuration]] = {}
-    for shape in [*ranked, *configurations] if met else ():
+    for shape in [*ranked, *configurations.below(state.limit)] if met else ():
         use = *_use(shape), shape.micro
         if len(uses) < limits.USES or use in uses:
             uses.setdefault(use, {}).setdefault(shape.family, shape)
@@ -132,7 +133,7 @@ def _tight(state: SearchState, configurations: Sequence[Configuration]) -> Itera
     yield from (shape for shape in every if shape not in met and _is_tight(state, shape))
 
 
-def _solve_uses(state: SearchState, waiting: Waiting, configurations: Sequence[Configuration]) -> None:
+def _solve_uses(state: SearchState, waiting: Waiting, configurations: Candidates) -> None:
     """Looks into all variants of the ways to use the devices that came out best, as if each way were pinned.
 
     Where memory binds, few even cuts fit: a proof meets the cuts that do.
@@ -142,7 +143,7 @@ def _solve_uses(state: SearchState, waiting: Waiting, configurations: Sequence[C
     met = sorted((tried.answer.ns, shape) for shape, tried in state.tried.items() if tried.answer is not None)
     for use in list(dict.fromkeys(_use(shape) for _, shape in met))[: limits.SOLVED_USES]:
         most = state.instance.meter.spent_ns + limits.SOLVED_WORK * state.effort.work_ns
-        own = [shape for shape in configurations if _use(shape) == use]
+        own = [shape for shape in configurations.below(state.limit) if _use(shape) == use]
         for each in (each for shape in own for each in (shape, *pick.thriftier(state.instance, shape))):
             if each not in waiting.done and _may_win(state, each) and state.instance.meter.spent_ns < most:
                 waiting.examine(each)
@@ -167,13 +168,13 @@ def _is_tight(state: SearchState, shape: Configuration) -> bool:
     return tried is not None and near and not fits(tried.problem, starts(tried.problem)).any()
 
 
-def _soon_proved(state: SearchState, waiting: Waiting, configurations: Sequence[Configuration]) -> bool:
+def _soon_proved(state: SearchState, waiting: Waiting, configurations: Candidates) -> bool:
     """Returns whether little work proves that nothing beats the first answers: then annealing cannot either.
 
     Args: `state` and `waiting` take up the proof where it is whole; otherwise they stay as they are, and so does the
       meter. More than a few of `configurations` that may beat the answers are not tried.
     """
-    left = (shape for shape in configurations if state.promise_ns(shape) <= state.limit - 1)
+    left = (x for x in configurations.below(state.limit) if state.promise_ns(x) <= state.limit - 1)
     few = list(islice(left, limits.SOON_PROVED + 1))
     if state.best is None or len(few) > limits.SOON_PROVED:
         return False
@@ -191,7 +192,7 @@ def _soon_proved(state: SearchState, waiting: Waiting, configurations: Sequence[
         kept.bounds.update(bounds)
         return False
     state.tried, state.best, state.open = trial.tried, trial.best, trial.open
-    state.near, state.bounded = trial.near, trial.bounded
+    state.near = trial.near
     state.rows.update(trial.rows)
     waiting.every, waiting.known, waiting.done, waiting.heap = (
         tried.every,

@@ -39,7 +39,6 @@ class SearchState:
     queue: list[Configuration] = field(default_factory=list)
     considered: int = 0
     listed: int = 0  # orders listed anew that entered
-    bounded: int = 0  # shapes that their bound alone ruled out
     left: list[int] = field(default_factory=list)  # bounds of shapes that were not looked into
     program: formulation.ProgramOutcome | None = None
     pays: dict[tuple[object, ...], bool] = field(default_factory=dict)  # shared updates, by their causes
@@ -261,19 +260,15 @@ class SearchState:
     def examine(self, shape: Configuration) -> bool:
         """Rules a configuration out or takes a first look; returns whether memory narrows it."""
         if self.least_ns(shape) > self.limit - 1:
-            self.bounded += 1
             return False
         if short_bytes(self.instance, shape) > 0:
-            self.bounded += 1
             return True
         tried = self.look(shape)
         return tried is not None and self.close(tried)
 
     def leave(self, least: float) -> None:
         """Records the bound of what is not looked into."""
-        if least > self.limit - 1:
-            self.bounded += 1
-        else:
+        if least <= self.limit - 1:
             self.left.append(int(np.ceil(least - ROUNDING)))
 
     def faster(self, shape: Configuration) -> Iterator[Configuration]:

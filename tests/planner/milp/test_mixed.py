@@ -12,8 +12,8 @@ from planner.cluster import CATALOGUE, Cluster, NodeGroup, Rates
 from planner.milp import Question, solve, solve_with_search
 from planner.milp.configurations.configurations import shapes
 from planner.milp.proof.totals import TotalsBound
+from planner.milp.search.candidates import ranked
 from planner.milp.search.descent import UNFIT_NS, judge
-from planner.milp.search.pick import ranked
 from planner.plan import Plan, schedule_of
 from planner.profile import Profile
 from planner.program import lower

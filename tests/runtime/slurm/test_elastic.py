@@ -16,7 +16,7 @@ from planner.profile import yaml as profile_yaml
 from planner.workload import load
 from runtime.runfolder import Paths
 from runtime.slurm import Elastic
-from runtime.slurm.elastic import plan_for
+from runtime.slurm.job_folder import plan_for
 
 MACHINES = """\
 version: 1

@@ -14,7 +14,8 @@ from planner.cluster import Cluster, NodeGroup, Rates
 from planner.milp.cut.problem import CutProblem
 from planner.milp.instance import Instance
 from planner.milp.proof.stagewise import stagewise
-from planner.milp.search.pick import ranked, thriftier
+from planner.milp.search.candidates import ranked
+from planner.milp.search.pick import thriftier
 from tests.planner.milp import random_cases
 from tests.planner.milp.random_cases import Case
 

@@ -25,6 +25,7 @@ from planner.milp import (
 )
 from planner.milp.search import pick
 from planner.milp.search import search as searching
+from planner.milp.search.candidates import Candidates
 from planner.milp.search.relist import Waiting
 from planner.plan import Plan, dump
 from planner.verify import violations
@@ -287,7 +288,7 @@ def test_where_memory_excludes_plans_all_families_of_several_uses_of_the_devices
     monkeypatch.setattr(limits, "SPARED", 1)
     question = replace(ASKED["tight"], cluster=cluster(4, memory=60_000))
     state = SearchState(instance=question.instance(), effort=question.effort)
-    every = pick.ranked(state.instance)
+    every = Candidates(state.instance)
     pick.pick(state, every)
     met = list(searching._tight(state, every))
     assert state.best is None, "nothing fits as it is, so that nothing is ruled out"
@@ -301,7 +302,7 @@ def test_where_memory_excludes_plans_all_families_of_several_uses_of_the_devices
 def test_where_memory_binds_all_variants_of_the_best_uses_of_the_devices_are_looked_into_first() -> None:
     question = replace(ASKED["tight"], cluster=cluster(4, memory=100_000))
     state = SearchState(instance=question.instance(), effort=question.effort)
-    waiting, every = Waiting(state=state), pick.ranked(state.instance)
+    waiting, every = Waiting(state=state), Candidates(state.instance)
     pick.pick(state, every)
     assert searching._spare(state, every), "memory excludes cuts that would be faster"
     uses = {searching._use(shape) for shape, tried in state.tried.items() if tried.answer is not None}

@@ -13,7 +13,7 @@ from planner.errors import BadInput
 from planner.plan import yaml as plan_yaml
 from runtime.launch import launch_inline
 from runtime.runfolder import Paths, RunProcess
-from runtime.slurm import folder_lock as turn
+from runtime.slurm import job_folder as turn
 from runtime.slurm import state
 
 
