@@ -99,6 +99,23 @@ class CutProblem(StageCosts):
         told = (begins[:, None] >= least[inside][None, :]) & (least[inside] < ends)[None, :]
         return told
 
+    def fit_surely(self, cuts: IntArray) -> BoolArray:
+        """Returns [cut]: whether every worker has room even if the worst moments of all parts of its stages met.
+
+        Args: `cuts` [cut, boundary].
+        """
+        if self.flagged or self.least is not None:
+            return np.zeros(len(cuts), np.bool_)
+        low, high = cuts[:, :-1], cuts[:, 1:]
+        most = self.fixed_bytes(low, high) @ self.hosted.T
+        most = most + np.tensordot(self.moving_bytes(low, high), self._most_counts, ((1, 2), (1, 2)))
+        return np.asarray((most <= self.available_bytes).all(1))
+
+    @cached_property
+    def _most_counts(self) -> IntArray:
+        """Returns [worker, stage, part]: how many micro-batches of a stage have it at once."""
+        return np.array([rows.max(0) for rows in self.moments])
+
     def simulated(self, cuts: IntArray, most: int | None) -> IntArray:
         """Returns `times` of cuts that are among those asked for."""
         spans = self.durations(cuts)

@@ -59,7 +59,9 @@ def fits(problem: CutProblem, cuts: IntArray) -> BoolArray:
     """
     if not len(cuts):
         return np.zeros(0, np.bool_)
-    within: BoolArray = np.asarray((problem.memory(cuts) <= problem.available_bytes).all(1))
+    within = problem.fit_surely(cuts)
+    if len(unsure := np.flatnonzero(~within)):
+        within[unsure] = (problem.memory(cuts[unsure]) <= problem.available_bytes).all(1)
     return within
 
 
