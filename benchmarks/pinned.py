@@ -23,24 +23,11 @@ H100 = "H100-80GB"
 VNET = str(Path(__file__).parent / "adapters" / "vnet.py")
 MORE = (
     Instance(
-        name="GPT-2 xl, 8 devices",
-        profile=captured("gpt2", H100, (1, 2, 4, 8), size="xl"),
-        cluster=shipped("one-node"),
-        batch=64,
-    ),
-    Instance(
         name="GPT-2 medium, 16 devices of two nodes",
         profile=captured("gpt2", H100, (1, 2, 4), size="medium"),
         cluster=shipped("sixteen-nodes"),
         batch=64,
         fix={"devices": 16},
-    ),
-    Instance(
-        name="chain of 400 layers, 64 devices",
-        profile=chain(400, P100, (1,)),
-        cluster=flat(64, P100),
-        batch=64,
-        schedules=("1f1b", "chimera"),
     ),
     Instance(
         name="chain of 24 layers, a batch of 7",
