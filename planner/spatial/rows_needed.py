@@ -83,12 +83,12 @@ class Fetch:
         parts = (run.part(low, high) for run in self.runs[receiver])
         return tuple(part for part in parts if part is not None)
 
-    def messages(self) -> Iterator[tuple[int, int, int]]:
+    def messages(self) -> tuple[tuple[int, int, int], ...]:
         """Returns everything that travels.
 
         Returns: (sender, receiver, rows), sender and receiver as coordinates along the axis.
         """
-        return iter(_messages(self))
+        return _messages(self)
 
 
 def intervals(

@@ -99,7 +99,7 @@ class CutProblem(StageCosts):
         told = (begins[:, None] >= least[inside][None, :]) & (least[inside] < ends)[None, :]
         return told
 
-    def fit_surely(self, cuts: IntArray) -> BoolArray:
+    def roomy(self, cuts: IntArray) -> BoolArray:
         """Returns [cut]: whether every worker has room even if the worst moments of all parts of its stages met.
 
         Args: `cuts` [cut, boundary].

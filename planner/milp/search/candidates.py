@@ -49,10 +49,8 @@ class Candidates:
     instance: Instance
     _known: dict[tuple[int, int, int, bool], _Degrees] = field(default_factory=dict)
     _work: dict[tuple[int, GridChoice], IntArray | None] = field(default_factory=dict)
-    _done: tuple[tuple[Rank, ...], int] = (
-        (),
-        0,
-    )  # those listed, and of how many groups; always changed together
+    # Those listed, and of how many groups: changed together, so that Ctrl-C finds nothing half done
+    _done: tuple[tuple[Rank, ...], int] = ((), 0)
 
     @cached_property
     def _pins(self) -> Pins:

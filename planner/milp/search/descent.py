@@ -59,7 +59,7 @@ def fits(problem: CutProblem, cuts: IntArray) -> BoolArray:
     """
     if not len(cuts):
         return np.zeros(0, np.bool_)
-    within = problem.fit_surely(cuts)
+    within = problem.roomy(cuts)
     if len(unsure := np.flatnonzero(~within)):
         within[unsure] = (problem.memory(cuts[unsure]) <= problem.available_bytes).all(1)
     return within

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 
+from planner.cluster import Cluster, NodeGroup
 from planner.milp import Effort, Question, SearchState
 from planner.milp.configurations.configurations import Configuration
 from planner.milp.configurations.spatial_choices import choice_of
@@ -71,6 +72,15 @@ def test_every_configuration_is_among_them_and_no_other() -> None:
     assert all(shape in found for shape in every[:20])
     assert not Candidates(instance)._done[0], "to ask for one lists none"
     assert replace(every[0], micro=3) not in found and replace(every[0], recompute=True) not in found
+
+
+def test_where_devices_differ_no_group_has_a_bound_and_all_are_listed() -> None:
+    slow = NodeGroup(count=2, device="P100-16GB", devices_per_node=1, memory_bytes=1 << 40)
+    costs = replace(profile(chain(6, 3), micros=(1,)), device="V100-32GB")
+    other = Cluster(name="slow", nodes=(slow,), links=cluster(2).links)
+    found = Candidates(Question(profile=costs, cluster=other, batch=6).instance())
+    assert {ns for ns, _ in found._groups} == {0.0}
+    assert found.below(1) == ranked(found.instance) and found.unlisted == 0
 
 
 def test_groups_that_cannot_win_are_never_listed() -> None:
