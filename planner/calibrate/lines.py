@@ -7,7 +7,13 @@ from math import sqrt
 from statistics import fmean, median, quantiles
 from typing import Final, NamedTuple
 
+from planner.arrays import NS_PER_S
 from planner.cluster import Correction
+from planner.errors import BadInput
+
+_LEAST_NS: Final = 1.0  # that a clock tells: of a shorter time no error is a multiple of it
+_MOST: Final = 1e6  # that a file of corrections may say, of factors and spreads
+_LONGEST_NS: Final = 3600 * NS_PER_S
 
 
 class Sample(NamedTuple):
@@ -54,16 +60,26 @@ def correction_by(samples: Sequence[Sample], *, proportional: bool = False) -> C
     if not samples:
         return None
     start, factor = line_through(samples, proportional)
-    ratios = [s.measured / fitted for s in samples if (fitted := start + factor * s.planned) > 0]
+    fitted = [(s.measured, start + factor * s.planned) for s in samples]
+    ratios = [measured / max(_LEAST_NS, own) for measured, own in fitted if own > 0]
     return rounded(start, factor, half_range(ratios), len(samples))
 
 
 def rounded(start_ns: float, factor: float, spread: float, samples: int) -> Correction:
-    """Returns a correction with as many digits as its samples tell."""
+    """Returns a correction with as many digits as its samples tell.
+
+    Raises: BadInput where runs took so long that the plan says nothing of them.
+    """
+    if factor > _MOST or start_ns > _LONGEST_NS:
+        raise BadInput(
+            f"what was planned took {factor:.3g} times as long, and {start_ns / NS_PER_S:.3g} s more",
+            where="calibrate",
+            allowed=f"at most {_MOST:.0g} times, and {_LONGEST_NS / NS_PER_S:.0f} s: runs of plans for these machines",
+        )
     return Correction(
         start_s=round(max(start_ns, 0.0)) * 1e-9,
         factor=float(f"{factor:.4g}"),
-        spread=float(f"{spread:.3g}"),
+        spread=min(_MOST, float(f"{spread:.3g}")),
         samples=samples,
     )
 

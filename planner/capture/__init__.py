@@ -3,6 +3,7 @@
 In: a workload, or a module with an example batch and a loss (`capture`). Out: a `Captured` with its `ModelGraph`,
 which is plain data, and by `cut` or `layer_module` the modules that ranks and the profiler run.
 `check_training`, in `self_check.py`, trains the user's own module beside the graph and refuses what the graph would lose;
+`functional.py` knows which operations write into state (`states_written`), `state_use.py` what holders of it must do;
 `left_behind.py` finds the state that a step leaves behind, and `live_bytes.py` sees when it changes.
 Start with `capture.py`, which calls the rest in order: `trace.py` exports, `flatten.py` and `functional.py` make one
 flat graph without writes, `layers.py` groups operations into layers, `describe.py` writes the ModelGraph,

@@ -258,7 +258,7 @@ _KEPT = [PART_NAMES.index(name) for name in ("saved", "held", "kept", "shared")]
 
 
 def memory(posed: CutProblem, cut: IntArray) -> tuple[Memory, ...]:
-    """A worker: its peak, by what holds it. The parts add up to what the solver held against the limit."""
+    """Returns the peak of each worker, by what holds it. The parts add up to what the solver held against the limit."""
     low, high = cut[:-1], cut[1:]
     moving = posed.moving_bytes(low, high)
     parts = {
@@ -288,7 +288,7 @@ def memory(posed: CutProblem, cut: IntArray) -> tuple[Memory, ...]:
 def _spread(
     posed: CutProblem, cut: IntArray, times: tuple[StageTimes, ...], messages: tuple[Hop, ...], sign: int
 ) -> int:
-    """The same order with every duration at one end of its spread; for sign 0, as it is."""
+    """Returns the step of the same order with every duration at one end of its spread; for sign 0, as it is."""
     vector = duration_vector(times, messages)
     depth = posed.stages
     for kind in COMPUTE:

@@ -9,9 +9,9 @@ that has most to carry, one way:
     colours K   2 d turns of 2 rounds until the first piece of each part is back, with trees of depth d, and 2 m bytes
                 behind it; where a rank has children in j colours, j times the bytes
 
-Where several ranks of a node sum with other nodes, their card carries for all of them. Pieces of a tree are of one size,
-so what a piece takes by itself, however few bytes it has, is the same for each: part of the latency for the first, and
-part of the byte's time for those behind it. Only a part of less than a piece takes less than its line says.
+Where several ranks of a node sum with other nodes, their card carries for all of them. All pieces of a tree have one size,
+and each takes some time whatever its size. That of the first piece is in the latency, that of the others is in the time of
+a byte. Only a part of less than a piece takes less than its line says.
 """
 
 from __future__ import annotations

@@ -56,10 +56,13 @@ class Comparison(Shown):
     extra: tuple[str, ...]
     predicted_step_ns: float
     measured_step_ns: float
-    measured_idle_ns: float  # of a step: the mean over ranks of all time outside of their actions
+    measured_idle_ns: (
+        float  # of a step: the mean over ranks of all time outside of their actions; sums are none
+    )
     measured_between_ns: float = (
         0.0  # from the end of a step to the start of the next: data, metrics, checkpoints
     )
+    predicted_idle_ns: float = 0.0  # as measured_idle_ns
 
     @property
     def ratio(self) -> float:
@@ -113,6 +116,7 @@ def compare(predicted: Timeline, measured: Timeline, *, skip_steps: int = 0) -> 
         measured_step_ns=_step_ns(measured),
         measured_idle_ns=_idle_ns(measured),
         measured_between_ns=_between_ns(measured),
+        predicted_idle_ns=_idle_ns(predicted),
     )
 
 
@@ -192,10 +196,11 @@ def in_words(found: Comparison) -> str:
     Args: `found` is what `compare` has returned.
     """
     between = found.measured_between_ns
-    rest = f", and {format_duration(between)} passed from one step to the next" if between else ""
+    rest = f"; {format_duration(between)} passed from one step to the next" if between else ""
+    idle = f"{format_duration(round(found.measured_idle_ns))} of it, {format_duration(round(found.predicted_idle_ns))} predicted"
     return (
         f"step: measured {format_duration(found.measured_step_ns)}, predicted {format_duration(found.predicted_step_ns)}, "
-        f"ratio {found.ratio:.2f}; a rank stood idle for {format_duration(found.measured_idle_ns)} of it{rest}"
+        f"ratio {found.ratio:.2f}; a rank waited or summed gradients for {idle}{rest}"
     )
 
 

@@ -1,7 +1,7 @@
 """Checkpoints outlive a plan: parameters and optimizer state by name, their integrity, and pretrained weights.
 
 In come tensors by name from each rank; out comes a folder of safetensors files that any other plan can read.
-Start at `checkpoint.py`, which reads, and `writer.py`; `integrity.py` judges what is on disk without torch,
+Start at `checkpoint.py`, which reads under any plan (`runtime.rank` loads what it gives), and `writer.py`; `integrity.py` judges what is on disk without torch,
 `storage.py` says how often to write, and keeps copies in other places.
 """
 

@@ -72,6 +72,7 @@ def as_dict(found: Comparison) -> dict[str, object]:
         "predicted_step_ns": found.predicted_step_ns,
         "measured_step_ns": found.measured_step_ns,
         "measured_idle_ns": found.measured_idle_ns,
+        "predicted_idle_ns": found.predicted_idle_ns,
         "measured_between_ns": found.measured_between_ns,
         "events": [event._asdict() for event in found.events],
     }

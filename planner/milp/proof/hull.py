@@ -1,10 +1,10 @@
 """Bounds the cuts of one order by mixtures of rows: a first look, and a linear program over the hull of all cuts.
 
-The first look (`surrounded`) chooses multipliers over rows and cuts that grow in turn, and narrows windows. Of the linear
-program the variables are the shares of the places at which each boundary lies. Rows are critical paths: sums of functions
-of single boundaries (`separable.py`). Paths are simulated at the mixture of cuts that the program finds, and near it. Places come
-from the cut that is cheapest for the mixed row. Its value is a lower bound whatever the program says, so that nothing
-rests on the program's precision.
+The first look (`surrounded`) chooses multipliers over rows and cuts that grow in turn, and narrows windows. In the linear
+program, each boundary is a mixture of places: the variables are the shares of these places. Rows are critical paths: sums
+of functions of single boundaries (`separable.py`). Paths are simulated at the mixture of cuts that the program finds, and
+near it. Its multipliers mix the rows into one, and the cut that is cheapest for that row is found exactly over all cuts.
+What that cut takes is the lower bound, so nothing rests on the program's precision; its places become new variables.
 
     minimise T subject to
     path     T >= constant_r + sum_p sum_j h_rp(j) share_pj             for each row r

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from planner.calibrate import with_corrections
+from planner.calibrate.lines import Sample, correction_by
 from planner.calibrate.refine import surplus
 from planner.cluster import Corrections, MemoryCorrection
+from planner.errors import BadInput
 from planner.milp import Question, solve
 from planner.plan import Plan
 from planner.timeline import Timeline
@@ -70,3 +72,16 @@ def test_a_plan_that_fits_only_by_its_own_bytes_is_not_made_again() -> None:
     tight = with_corrections(cluster(2, memory=round(need * 1.1)), known)
     plan = solve(Question(profile=costs, cluster=tight, batch=4))
     assert all(1.2 * (m.total - m.margin) <= m.limit for m in plan.prediction.memory)
+
+
+def test_messages_that_take_no_time_by_plan_and_often_none_in_truth_have_a_correction() -> None:
+    """A link of one machine may be planned at a nanosecond; that a message waited for once is no fault of the fit."""
+    found = correction_by([*[Sample(1.0, 0.0)] * 3, *[Sample(1.0, 41_000.0)] * 2])
+    assert found is not None
+    assert found.seconds(1e-9) <= 1e-9
+    assert found.spread == 20_500
+
+
+def test_times_that_a_plan_says_nothing_of_are_refused() -> None:
+    with pytest.raises(BadInput, match="took 5e\\+06 times as long"):
+        correction_by([Sample(1.0, 5e6)] * 2, proportional=True)

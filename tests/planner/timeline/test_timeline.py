@@ -21,6 +21,7 @@ from planner.timeline import (
     decode,
     encode,
     from_events,
+    in_words,
 )
 
 
@@ -61,7 +62,8 @@ def test_predicted_and_measured_are_laid_side_by_side() -> None:
     ]
     assert [(d.a_step, d.longer_ns) for d in found.events] == [(1, 2), (1, 2)]
     assert (found.predicted_step_ns, found.measured_step_ns, found.ratio) == (20, 24, 1.2)
-    assert found.measured_idle_ns == 24 - 12  # of which each rank works one half
+    assert (found.measured_idle_ns, found.predicted_idle_ns) == (24 - 12, 20 - 10)  # each rank works one half
+    assert "a rank waited or summed gradients for 12 ns of it, 10 ns predicted" in in_words(found)
     assert (found.missing, found.extra) == ((), ())
 
 
