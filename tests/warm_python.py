@@ -164,21 +164,19 @@ def _hold(client: socket.socket) -> int:
         os._exit(_be(json.loads(words), streams))
     for stream in streams:
         os.close(stream)
-    client.settimeout(0.02)
-    while True:
-        ended, status = os.waitpid(program, os.WNOHANG)
-        if ended:
-            code = os.waitstatus_to_exitcode(status)
-            with contextlib.suppress(OSError):
-                client.sendall(b"e" + bytes([code]) if code >= 0 else b"k" + bytes([-code]))
-            return 0
-        try:
-            word = client.recv(1) or bytes([signal.SIGKILL])
-        except TimeoutError:
-            continue
-        except OSError:
-            word = bytes([signal.SIGKILL])
-        os.kill(program, word[0])
+    with open(os.pidfd_open(program), closefd=True, mode="rb", buffering=0) as end:
+        while end not in select.select([client, end], [], [])[0]:
+            try:
+                word = client.recv(1)
+            except OSError:
+                word = b""
+            os.kill(program, word[0] if word else signal.SIGKILL)
+            if not word:
+                break
+    code = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
+    with contextlib.suppress(OSError):
+        client.sendall(b"e" + bytes([code]) if code >= 0 else b"k" + bytes([-code]))
+    return 0
 
 
 class _Request(TypedDict):

@@ -11,6 +11,7 @@ import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from planner.errors import BadInput
@@ -255,7 +256,7 @@ def _trained(
             for row in rows:
                 size = min(scale, 1e3) if row.dtype == "float16" else scale
                 held[row.name].grad = take(size * (_drawn(row, 1) + 0.1 * _drawn(row, step + 1)))
-            torch.manual_seed(step)
+            torch.random.default_generator.manual_seed(step)  # stand-ins are on the host
             optimizer.step()
             if step == resumed:
                 optimizer = _made_anew(workload, optimizer, held)
@@ -277,10 +278,15 @@ def _made_anew(
 
 def _drawn(row: Parameter, number: int) -> Tensor:
     """Returns the stand-in of a parameter, number 0, or a part of a gradient of it, drawn by its name."""
+    return _numbers(row.name, tuple(row.shape), row.dtype, number).clone()
+
+
+@lru_cache(maxsize=256)
+def _numbers(name: str, shape: tuple[int, ...], dtype: str, number: int) -> Tensor:
     import torch
 
-    seed = torch.Generator().manual_seed(zlib.crc32(f"{row.name}/{number}".encode()))
-    return torch.randn(row.shape, generator=seed, dtype=torch.float64).to(getattr(torch, row.dtype))
+    seed = torch.Generator().manual_seed(zlib.crc32(f"{name}/{number}".encode()))
+    return torch.randn(shape, generator=seed, dtype=torch.float64).to(getattr(torch, dtype))
 
 
 def _apart(start: Tensor, together: Tensor, alone: Tensor) -> bool:

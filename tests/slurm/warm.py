@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import importlib
 import json
 import os
+import select
 import signal
 import socket
 import struct
@@ -84,6 +86,7 @@ def serve(address: str) -> None:
                 continue
             with contextlib.suppress(Exception):  # the task meets it again, and says so
                 _capture(request["argv"][-1])
+            gc.freeze()  # a task that looks for garbage need not copy what it shares
             if os.fork() == 0:
                 listener.close()
                 os._exit(_hold(client, streams, request))
@@ -128,21 +131,19 @@ def _hold(client: socket.socket, streams: list[int], request: dict[str, object])
 
 
 def _wait(client: socket.socket, task: int) -> int:
-    client.settimeout(0.02)
-    while True:
-        ended, status = os.waitpid(task, os.WNOHANG)
-        if ended:
-            code = os.waitstatus_to_exitcode(status)
-            with contextlib.suppress(OSError):
-                client.sendall(bytes([code if code >= 0 else 128 - code]))
-            return 0
-        try:
-            word = client.recv(1)
-        except TimeoutError:
-            continue
-        except OSError:
-            word = b""
-        os.kill(task, word[0] if word else signal.SIGKILL)
+    with open(os.pidfd_open(task), closefd=True, mode="rb", buffering=0) as end:
+        while end not in select.select([client, end], [], [])[0]:
+            try:
+                word = client.recv(1)
+            except OSError:
+                word = b""
+            os.kill(task, word[0] if word else signal.SIGKILL)
+            if not word:
+                break
+    code = os.waitstatus_to_exitcode(os.waitpid(task, 0)[1])
+    with contextlib.suppress(OSError):
+        client.sendall(bytes([code if code >= 0 else 128 - code]))
+    return 0
 
 
 def _be_the_task(client: socket.socket, streams: list[int], request: dict[str, object]) -> int:

@@ -60,8 +60,10 @@ class ListingPass:
             (self._hop(n, n + 1) if n % stages < stages - 1 else 0, self._hop(n, n - 1) if n % stages else 0)
             for n in range(len(self.worker))
         ]
-        rank = {kind: place for place, kind in enumerate(self.job.policy.order)}
-        self.rank = (rank["F"], rank["B"], rank["W"])
+        self.rank, tie = tuple(map(self.job.policy.order.index, "FBW")), self.job.policy.tie
+        self.by_turn, self.by_arrival = tie == "micro", tie == "first"
+        depth = [{"deep": stages - s, "shallow": s}.get(tie, 0) for s in range(stages)]
+        self.keys = [tuple(r << 56 | own for r in self.rank) for own in depth * len(self.job.place)]
 
     def _hop(self, sender: int, receiver: int) -> int:
         if self.worker[sender] == self.worker[receiver]:
@@ -83,6 +85,7 @@ class ListingPass:
         self.load = [max(keep[n % stages], held[n % stages]) for n in nodes]
         self.eased = [self.load[n] - held[n % stages] if self.job.split else 0 for n in nodes]
         self.reserving = not self.whole_way and self.job.sequence is None
+        self.boundless = limits.flight is limits.ahead is limits.memory is None  # of room
         self.used = [0] * len(self.worker)
         self.claim = [self._claim(n) for n in nodes]
         for n in nodes:
@@ -121,24 +124,25 @@ class ListingPass:
 
     def _decide(self, worker: int, now: int) -> None:
         best, chosen, soon = FOREVER, -1, FOREVER
-        ranks, split, tie, owes = self.rank, self.job.split, self._tie, self.job.policy.pending is not None
+        ranks, split, owes = self.rank, self.job.split, self.job.policy.pending is not None
+        by_turn, by_arrival, fits, ready = self.by_turn, self.by_arrival, self._fits, self.ready
         for n in self.nodes_of[worker]:
-            if not self.ready[n]:
+            if not ready[n]:
                 continue
-            done, arrived = self.done[n], self.arrived[n]
+            done, arrived, keys = self.done[n], self.arrived[n], self.keys[n]
             for kind in (1, 0):
-                turn, times, rank = done[kind], arrived[kind], ranks[kind]
+                turn, times = done[kind], arrived[kind]
                 if turn < len(times):
                     at = times[turn]
                     if at > now:
-                        if (at << 2 | rank) < soon and (kind or self._fits(n)):
-                            soon = at << 2 | rank
+                        if (at << 2 | ranks[kind]) < soon and (kind or fits(n)):
+                            soon = at << 2 | ranks[kind]
                         continue
-                    key = rank << 56 | tie(n, turn, at)
-                    if key < best and (kind or self._fits(n)):
+                    key = keys[kind] + (turn if by_turn else at if by_arrival else 0)
+                    if key < best and (kind or fits(n)):
                         best, chosen = key, n * 3 + kind
             if split and done[1] > done[2]:
-                key = -1 if owes and self._owes(n) else ranks[2] << 56 | tie(n, done[2], 0)
+                key = -1 if owes and self._owes(n) else keys[2] + (done[2] if by_turn else 0)
                 if key < best:
                     best, chosen = key, n * 3 + 2
         self._act(worker, now, chosen, soon)
@@ -170,14 +174,6 @@ class ListingPass:
         else:
             self._start(worker, now, n, kind)
 
-    def _tie(self, n: int, turn: int, at: int) -> int:
-        tie = self.job.policy.tie
-        if tie == "first":
-            return at
-        if tie == "micro":
-            return turn
-        return n % self.stages if tie == "shallow" else self.stages - n % self.stages
-
     def _owes(self, n: int) -> bool:
         policy = self.job.policy
         if policy.pending is None:
@@ -190,6 +186,8 @@ class ListingPass:
         return self.owing[n]
 
     def _fits(self, n: int) -> bool:
+        if self.boundless:
+            return True
         forward, backward, weight = self.done[n]
         leaves = weight if self.job.split else backward
         if forward - leaves >= self.flight[n] or forward - backward >= self.ahead[n]:
@@ -207,14 +205,16 @@ class ListingPass:
         return need
 
     def _start(self, worker: int, now: int, n: int, kind: int) -> None:
-        end = now + self.time[n][kind]
+        took = self.time[n][kind]
+        end = now + took
         self.free[worker] = end
-        self.left[worker] -= self.time[n][kind]
+        self.left[worker] -= took
         self.order[worker].append(n * 3 + kind)
         heappush(self.events, (end, worker))
         self.done[n][kind] += 1
         self.ready[n] += self.job.split - 1 if kind == B else -1
-        self._occupy(n, kind, end)
+        if not self.boundless:
+            self._occupy(n, kind, end)
         stage = n % self.stages
         if kind == 0:
             if stage < self.stages - 1:
@@ -240,16 +240,17 @@ class ListingPass:
                 for w, need in self._way(n).items():
                     self.room[w] -= need
             return
-        freed = -self.load[n] if kind == F else self.eased[n] if not leaving else self.load[n] - self.eased[n]
+        freed = -self.load[n] if kind == F else self.load[n] - self.eased[n] if leaving else self.eased[n]
         self.used[n] -= freed
         if self.whole_way:
             self.room[self.worker[n]] += freed
             for first in range(0, len(self.worker), self.stages):
                 heappush(self.events, (end, self.worker[first]))
             return
-        claim = self._claim(n)
-        self.room[self.worker[n]] += self.claim[n] - claim
-        self.claim[n] = claim
+        if freed:
+            claim = self._claim(n)
+            self.room[self.worker[n]] += self.claim[n] - claim
+            self.claim[n] = claim
 
     def finished(self) -> bool:
         return all(done[1] == total for done, total in zip(self.done, self.total, strict=True))

@@ -123,6 +123,7 @@ def test_what_cannot_be_rehearsed_is_refused() -> None:
             rehearse(plan, **arguments)  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_a_check_runs_two_steps_against_one_process_where_they_fit(tmp_path: Path) -> None:
     plan = plan_of(*BRANCHES, family="1f1b", workers=2, micros=2)
     found = rehearse_check.checked(plan)

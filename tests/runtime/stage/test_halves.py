@@ -105,6 +105,7 @@ def test_a_profile_with_executed_halves_need_not_share_out_the_whole() -> None:
     assert any(row.input_grad.median + row.weight_grad.median != row.backward.median for row in rows)
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_the_process_that_measures_makes_the_split_again() -> None:
     found = measure.profile(load("mlp"), "cpu", micros=(1,), split=Split(), seconds_per_row=0.001)
     (setting,) = found.settings

@@ -20,6 +20,7 @@ from runtime.launch import handle_of
 from runtime.runfolder import Paths, losses_of
 from runtime.trackers import TRACKERS, send
 from tests.runtime.runfolder.test_metrics import line
+from tests.warm_python import WarmPython
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
 
@@ -115,11 +116,13 @@ def test_ranks_import_no_tracker() -> None:
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, float]]:
+def ran(warm_python: WarmPython, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, float]]:
     """A training of ten steps on two ranks, and the losses of the same training in one process."""
     root = tmp_path_factory.mktemp("tracked")
     plan = sw.load_plan(PLAN)
-    sw.launch(plan, root / "run", steps=10, on="local").wait().check()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", str(warm_python.python))
+        sw.launch(plan, root / "run", steps=10, on="local").wait().check()
     from runtime.launch import launch_inline
 
     return root / "run", launch_inline(plan, root / "one", steps=10).losses
