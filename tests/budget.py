@@ -1,4 +1,4 @@
-"""What of a parametrised test is run: as many of its cases as take a second or so, drawn by seed.
+"""What of a parametrised test is run: as many of its cases as take half a second or so, drawn by seed.
 
 `seconds.json` says what one case takes on the wall clock, of tests whose cases take longer together. SHARDWRIGHT_TEST_SEED
 draws others, and `all` runs every case, as `make bench` does. Renew it from a run of all tests:
@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 
 from tests import draws
 
-MOST_S = 1.2  # of one parametrised test
+MOST_S = 0.6  # of one parametrised test
 LEAST_S = 0.01  # of one case
 TABLE = Path(__file__).parent / "seconds.json"
 

@@ -118,7 +118,7 @@ def test_inputs_by_seed_show_no_fault(tmp_path: Path) -> None:
     """`benchmarks.fuzz` has thousands."""
     right = _right(tmp_path / "right")
     (tmp_path / "spoilt").mkdir()
-    _, faults = fuzzed(right, tmp_path / "spoilt", numbers(300))
+    _, faults = fuzzed(right, tmp_path / "spoilt", numbers(150))
     assert faults == []
 
 

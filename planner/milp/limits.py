@@ -40,6 +40,7 @@ IDEALS = 20_000  # sets of layers that are searched for them
 # The search: what is looked into, and how long; whatever is not keeps the bound of its totals
 ORDERS_SHARE = 0.5  # of the work allowed, over all other orders together
 EVEN_CUTS = 60  # configurations whose even cut is simulated before any is looked into
+FAR = 1.4  # of the least guess: a configuration that is guessed at more is none of them
 SHARED_GUESSES = 1000  # configurations whose sharded variant is guessed at beside them
 ALIKE_GUESSES = 0.05  # share by which guesses are taken for equal, so that cheaper orders come first
 FIRST_ANSWERS = 12  # of them that are answered

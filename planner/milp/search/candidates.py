@@ -194,8 +194,14 @@ def _forward(shape: Configuration, work: LayerWork) -> float:
 
 
 def _paired(shape: Configuration, work: LayerWork) -> float:
-    units = max(1.0, shape.micros / shape.workers)
-    return float(work.last.sum()) / shape.workers * max(0.0, shape.workers / shape.pairs - 2) * units
+    full, left = divmod(shape.micros, shape.workers)
+    apart = (
+        max(0.0, shape.workers / shape.pairs - 2) * (max(1, full) + 1) / 2
+    )  # each unit behind the first costs half
+    missing = (
+        shape.workers - left if full and left else 0
+    )  # of a last unit, which takes as long as a full one
+    return float(work.last.sum()) / shape.workers * max(apart, missing)
 
 
 def _paired_split(shape: Configuration, work: LayerWork) -> float:

@@ -34,7 +34,9 @@ def pick(state: SearchState, configurations: Candidates) -> None:
     firsts: dict[str, Configuration] = {}
     for shape in promising:
         firsts.setdefault(shape.family, shape)
-    ahead = dict.fromkeys([*promising[: limits.POLISHED], *firsts.values(), *promising[: limits.EVEN_CUTS]])
+    far = limits.FAR * min(guess_ns(state.floors, shape) for shape in promising)
+    near = [shape for shape in promising[: limits.EVEN_CUTS] if guess_ns(state.floors, shape) <= far]
+    ahead = dict.fromkeys([*promising[: limits.POLISHED], *firsts.values(), *near])
     meter, most = state.instance.meter, limits.GLANCES * state.effort.work_ns
     looked = [state.look(shape) for shape in ahead if meter.spent_ns < most]
     known = [tried for tried in looked if tried is not None]

@@ -188,6 +188,7 @@ LOW = {
     "IDEALS": 30,
     "SILENT": 0.5,
     "EVEN_CUTS": 2,
+    "FAR": 1.0,
     "FIRST_ANSWERS": 1,
     "SOON_PROVED": 1,
     "STALE": 0.0,

@@ -125,6 +125,7 @@ def test_perfetto_reads_every_replica_and_step_of_a_run(page: Page) -> None:
     assert len(found.arrows) == (2 * 2 + 1) * messages(plan)
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_perfetto_reads_a_run_with_torch_profilers_events(page: Page, tmp_path: Path) -> None:
     run, trace = tmp_path / "run", tmp_path / "trace.json"
     asked = ["--local", "--steps=2", "--profile-step=2", "--wait", f"--run={run}"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -15,13 +16,16 @@ from runtime.local import afresh, supervise
 from runtime.local.main import rank_main, take_gpu
 from runtime.runfolder import Job, result_of
 from runtime.train import Model, job_of, prepare
+from tests.warm_python import WarmPython
 
 PLAN = Path(__file__).parents[3] / "plans" / "mlp-two-stages.yaml"
 
 
-def test_ranks_that_start_afresh_train_as_forked_ones_do(tmp_path: Path) -> None:
+def test_ranks_that_start_afresh_train_as_forked_ones_do(tmp_path: Path, warm_python: WarmPython) -> None:
     plan = plans.load(PLAN)
-    forked = launch_local(plan, tmp_path / "forked", steps=3).wait().check()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", str(warm_python.python))
+        forked = launch_local(plan, tmp_path / "forked", steps=3).wait().check()
     paths, job = prepare(Model.of(plan), tmp_path / "afresh", job_of(plan, 3, {}))
     outcome = supervise(paths, len(plan.places), job.deadline_s, partial(afresh, paths))
     found = result_of(paths, len(plan.places), outcome).check()

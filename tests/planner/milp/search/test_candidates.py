@@ -14,6 +14,7 @@ from planner.milp.configurations.spatial_choices import choice_of
 from planner.milp.instance import Instance
 from planner.milp.proof.totals import TotalsBound
 from planner.milp.search.candidates import PLAINEST, Candidates, guess_ns, ranked
+from planner.milp.search.pick import even_ns
 from tests.draws import part
 from tests.planner.milp.instances import chain, cluster, profile
 from tests.planner.milp.test_space_oracle import case
@@ -91,3 +92,16 @@ def test_groups_that_cannot_win_are_never_listed() -> None:
         found.below(guess_ns(TotalsBound(instance), best))
         unlisted.append(found.unlisted)
     assert any(unlisted)
+
+
+@pytest.mark.parametrize("batch", [16, 20, 24, 36])
+def test_a_guess_at_chimera_knows_what_further_units_cost_and_one_that_is_not_full(batch: int) -> None:
+    """Twelve workers: a unit is twelve micro-batches, and one of four takes as long."""
+    own = profile(chain(24, 0, equal=True))
+    fix = {"data": 1, "pipeline": 12, "recompute": False}
+    asked = Question(profile=own, cluster=cluster(12), batch=batch, fix=fix, schedules=("chimera",))
+    state = SearchState(instance=asked.instance(), effort=Effort())
+    for shape in ranked(state.instance):
+        tried = state.look(shape)
+        assert tried is not None
+        assert guess_ns(state.floors, shape) == pytest.approx(even_ns(state, tried), rel=0.15), shape
