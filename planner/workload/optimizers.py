@@ -256,7 +256,7 @@ def _trained(
             for row in rows:
                 size = min(scale, 1e3) if row.dtype == "float16" else scale
                 held[row.name].grad = take(size * (_drawn(row, 1) + 0.1 * _drawn(row, step + 1)))
-            torch.random.default_generator.manual_seed(step)  # stand-ins are on the host
+            torch.default_generator.manual_seed(step)  # stand-ins are on the host
             optimizer.step()
             if step == resumed:
                 optimizer = _made_anew(workload, optimizer, held)

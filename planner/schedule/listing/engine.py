@@ -85,7 +85,7 @@ class ListingPass:
         self.load = [max(keep[n % stages], held[n % stages]) for n in nodes]
         self.eased = [self.load[n] - held[n % stages] if self.job.split else 0 for n in nodes]
         self.reserving = not self.whole_way and self.job.sequence is None
-        self.boundless = limits.flight is limits.ahead is limits.memory is None  # of room
+        self.boundless = all(each is None for each in (limits.flight, limits.ahead, limits.memory))
         self.used = [0] * len(self.worker)
         self.claim = [self._claim(n) for n in nodes]
         for n in nodes:
