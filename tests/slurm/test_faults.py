@@ -289,9 +289,15 @@ def test_a_preempted_job_leaves_a_checkpoint_and_goes_on(
 
 
 def test_a_job_that_gives_way_at_once_does_not_wait_for_its_step_and_is_preempted_as_often_as_others_need(
-    cluster: Cluster, gate: Gate, warm: Warm, undisturbed: dict[int, float], tmp_path: Path
+    cluster: Cluster,
+    gate: Gate,
+    warm: Warm,
+    undisturbed: dict[int, float],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its step waits at a gate that stays shut, so that nobody could have its nodes before that step ends."""
+    monkeypatch.setenv("PACED_GATE_AGAIN", "0")
     options = {"partition": "spot", "sbatch": {"exclusive": ""}, "requeues": 1}
     run = start(warm, tmp_path, paced_plan(), options=options, gives_way="at once")
     until_step(run, 3)

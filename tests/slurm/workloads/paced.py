@@ -1,7 +1,8 @@
 """A small perceptron over samples that take their time, so that something can happen to it on the way.
 
 After so many samples as PACED_GATE_AT says it waits for the file PACED_GATE: what happens to it happens before it ends,
-however slow the machine is that hurts it.
+however slow the machine is that hurts it. A process counts its own samples; in a job that was queued again it waits
+after so many as PACED_GATE_AGAIN says, where that is set.
 """
 
 import os
@@ -26,8 +27,10 @@ class Paced(Dataset[tuple[Tensor, Tensor]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         self._read += 1
-        gate = os.environ.get("PACED_GATE")
-        while gate and self._read > int(os.environ["PACED_GATE_AT"]) and not os.path.exists(gate):
+        gate, most = os.environ.get("PACED_GATE"), os.environ.get("PACED_GATE_AT", "0")
+        if os.environ.get("SLURM_RESTART_COUNT", "0") != "0":
+            most = os.environ.get("PACED_GATE_AGAIN", most)
+        while gate and self._read > int(most) and not os.path.exists(gate):
             time.sleep(0.01)
         if self._read > 8 and os.environ.get("RANK") == str(self._leaves):
             raise SystemExit(5)
