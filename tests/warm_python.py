@@ -164,6 +164,16 @@ def _hold(client: socket.socket) -> int:
         os._exit(_be(json.loads(words), streams))
     for stream in streams:
         os.close(stream)
+    code = followed(client, program)
+    with contextlib.suppress(OSError):
+        client.sendall(b"e" + bytes([code]) if code >= 0 else b"k" + bytes([-code]))
+    return 0
+
+
+def followed(client: socket.socket, program: int) -> int:
+    """How a child ends, as `os.waitstatus_to_exitcode` has it. It gets the signals that its executable hands on, and is
+    killed where that has gone.
+    """
     with open(os.pidfd_open(program), closefd=True, mode="rb", buffering=0) as end:
         while end not in select.select([client, end], [], [])[0]:
             try:
@@ -174,9 +184,7 @@ def _hold(client: socket.socket) -> int:
             if not word:
                 break
     code = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
-    with contextlib.suppress(OSError):
-        client.sendall(b"e" + bytes([code]) if code >= 0 else b"k" + bytes([-code]))
-    return 0
+    return code
 
 
 class _Request(TypedDict):

@@ -8,12 +8,10 @@ from statistics import fmean, median, quantiles
 from typing import Final, NamedTuple
 
 from planner.arrays import NS_PER_S
-from planner.cluster import Correction
+from planner.cluster import LONGEST_START_S, MOST_TIMES, Correction
 from planner.errors import BadInput
 
 _LEAST_NS: Final = 1.0  # that a clock tells: of a shorter time no error is a multiple of it
-_MOST: Final = 1e6  # that a file of corrections may say, of factors and spreads
-_LONGEST_NS: Final = 3600 * NS_PER_S
 
 
 class Sample(NamedTuple):
@@ -70,16 +68,16 @@ def rounded(start_ns: float, factor: float, spread: float, samples: int) -> Corr
 
     Raises: BadInput where runs took so long that the plan says nothing of them.
     """
-    if factor > _MOST or start_ns > _LONGEST_NS:
+    if factor > MOST_TIMES or start_ns > LONGEST_START_S * NS_PER_S:
         raise BadInput(
             f"what was planned took {factor:.3g} times as long, and {start_ns / NS_PER_S:.3g} s more",
             where="calibrate",
-            allowed=f"at most {_MOST:.0g} times, and {_LONGEST_NS / NS_PER_S:.0f} s: runs of plans for these machines",
+            allowed=f"at most {MOST_TIMES:.0g} times, and {LONGEST_START_S} s: runs of plans for these machines",
         )
     return Correction(
         start_s=round(max(start_ns, 0.0)) * 1e-9,
         factor=float(f"{factor:.4g}"),
-        spread=min(_MOST, float(f"{spread:.3g}")),
+        spread=min(MOST_TIMES, float(f"{spread:.3g}")),
         samples=samples,
     )
 

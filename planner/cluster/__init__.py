@@ -24,6 +24,8 @@ from planner.cluster.catalogue import (
 )
 from planner.cluster.cluster import Card, Cluster, Link, Links, NodeGroup, Rates, dump, load
 from planner.cluster.corrections import (
+    LONGEST_START_S,
+    MOST_TIMES,
     PARTS,
     Correction,
     Corrections,
@@ -74,6 +76,8 @@ __all__ = [
     "CATALOGUE",
     "HOST_FRAGMENTS",
     "HOST_PROCESS_BYTES",
+    "LONGEST_START_S",
+    "MOST_TIMES",
     "NOISE",
     "NOTABLE_SHARE",
     "PARTS",

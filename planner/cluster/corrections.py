@@ -28,9 +28,11 @@ PARTS: Final[Mapping[Kind, str]] = {
 }
 
 
-Factor = Annotated[float, Field(gt=0, le=1e6, strict=True)]
-Spread = Annotated[float, Field(ge=0, le=1e6, strict=True)]
-Start = Annotated[float, Field(ge=0, le=3600, strict=True)]  # of an action; an hour is no start
+MOST_TIMES: Final = 1e6  # that a correction may say, of factors and spreads
+LONGEST_START_S: Final = 3600  # of an action; an hour is no start
+Factor = Annotated[float, Field(gt=0, le=MOST_TIMES, strict=True)]
+Spread = Annotated[float, Field(ge=0, le=MOST_TIMES, strict=True)]
+Start = Annotated[float, Field(ge=0, le=LONGEST_START_S, strict=True)]
 
 
 class Correction(Part):

@@ -1,8 +1,8 @@
 """The solver: a `Question` comes in, the fastest plan with its certificate goes out, or what is missing.
 
 `solve(question)` is all that most callers need. Inside, an `Instance` holds the question with its tables, `search/`
-goes through configurations, `cut/` prices the cuts of one, `proof/` bounds them (`hull.py` by a linear program for one order). Start reading at `question.py`, then
-`formulation.py`, which states the whole problem as a mixed-integer program.
+goes through configurations, `cut/` prices the cuts of one, `proof/` bounds them (`hull.py` by a linear program for one
+order). Start reading at `question.py`, then `formulation.py`, which states the whole problem as a mixed-integer program.
 """
 
 from planner.milp.configurations.spatial_choices import grids_of

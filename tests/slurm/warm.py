@@ -13,7 +13,6 @@ import gc
 import importlib
 import json
 import os
-import select
 import signal
 import socket
 import struct
@@ -22,6 +21,8 @@ import sys
 import traceback
 from pathlib import Path
 from typing import Any
+
+from tests.warm_python import followed
 
 PR_SET_PDEATHSIG = 1
 NAMESPACES = 0x00020000 | 0x04000000 | 0x20000000 | 0x40000000  # mount, host name, processes, network
@@ -131,16 +132,7 @@ def _hold(client: socket.socket, streams: list[int], request: dict[str, object])
 
 
 def _wait(client: socket.socket, task: int) -> int:
-    with open(os.pidfd_open(task), closefd=True, mode="rb", buffering=0) as end:
-        while end not in select.select([client, end], [], [])[0]:
-            try:
-                word = client.recv(1)
-            except OSError:
-                word = b""
-            os.kill(task, word[0] if word else signal.SIGKILL)
-            if not word:
-                break
-    code = os.waitstatus_to_exitcode(os.waitpid(task, 0)[1])
+    code = followed(client, task)
     with contextlib.suppress(OSError):
         client.sendall(bytes([code if code >= 0 else 128 - code]))
     return 0

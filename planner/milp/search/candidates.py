@@ -195,12 +195,9 @@ def _forward(shape: Configuration, work: LayerWork) -> float:
 
 def _paired(shape: Configuration, work: LayerWork) -> float:
     full, left = divmod(shape.micros, shape.workers)
-    apart = (
-        max(0.0, shape.workers / shape.pairs - 2) * (max(1, full) + 1) / 2
-    )  # each unit behind the first costs half
-    missing = (
-        shape.workers - left if full and left else 0
-    )  # of a last unit, which takes as long as a full one
+    # Each unit behind the first costs half of it, and a last one that is not full takes as long as the others
+    apart = max(0.0, shape.workers / shape.pairs - 2) * (max(1, full) + 1) / 2
+    missing = shape.workers - left if full and left else 0
     return float(work.last.sum()) / shape.workers * max(apart, missing)
 
 
