@@ -14,8 +14,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from safetensors.torch import load_file, save_file
-
 from planner.errors import BadInput
 
 if TYPE_CHECKING:
@@ -117,6 +115,8 @@ def _path(workload: Workload, micro: object) -> Path | None:
 
 
 def _keep(path: Path, captured: Captured) -> None:
+    from safetensors.torch import save_file
+
     from planner.capture.travel import to_data
 
     try:
@@ -136,6 +136,8 @@ def _keep(path: Path, captured: Captured) -> None:
 
 
 def _kept(path: Path) -> Captured | None:
+    from safetensors.torch import load_file
+
     from planner.capture.travel import from_data
 
     if path not in _read and path.exists():

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import contextlib
+import gc
+import importlib
 import os
 import shutil
 import sys
@@ -16,6 +19,13 @@ from tests.captures import FOLDER, share, spare_garbage
 from tests.pool import Pool
 from tests.warm_python import OWNER, WarmPython
 
+TESTS = Path(__file__).parent
+SELDOM = (
+    10_000,
+    20,
+    50,
+)  # looked for garbage: a module of tests leaves little, and a trace makes a million objects
+
 install()
 os.environ |= NO_GPUS  # tests compute on the host
 
@@ -29,10 +39,25 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # until all modules are imported: what they make stays
     if FOLDER not in os.environ:  # all processes of this run inherit it
         os.environ[FOLDER] = tempfile.mkdtemp(prefix="captures-")
         os.environ[OWNER] = str(os.getpid())
         config.add_cleanup(lambda: shutil.rmtree(os.environ.pop(FOLDER)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Where several processes run all tests, each imports its share of them first: the others read what it compiled."""
+    given = getattr(session.config, "workerinput", None)
+    if given is None or [Path(argument).name for argument in session.config.args] != ["tests"]:
+        return
+    first, count = int(given["workerid"].removeprefix("gw")), given["workercount"]
+    for file in sorted(TESTS.rglob("test_*.py"))[first::count]:
+        with contextlib.suppress(
+            Exception, pytest.skip.Exception
+        ):  # pytest tells of it when it comes to the file
+            importlib.import_module(".".join(file.relative_to(TESTS.parent).with_suffix("").parts))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -60,6 +85,8 @@ def pytest_collection_finish() -> None:
         spare_absent_devices()
         share()
     spare_garbage()
+    gc.set_threshold(*SELDOM)
+    gc.enable()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -58,10 +58,14 @@ def simulate_plan(plan: Plan, *, steps: int = 1) -> Timeline:
     Args: `steps` is how many follow each other.
     Raises: BadPlan with the grid drawn where the orders are no schedule.
     """
-    update = plan.schedule.update
-    check_schedule(schedule_of(plan), plan.hops, barrier=update == "barrier")
-    last = max(distinct_replicas(plan), key=lambda replica: period_of_replica(plan, replica))
-    compiled = compile(schedule_of(plan, last), plan.hops, update=update)
+    update, replicas = plan.schedule.update, distinct_replicas(plan)
+    schedule = check_schedule(schedule_of(plan), plan.hops, barrier=update == "barrier")
+    last = replicas[0]
+    if len(replicas) > 1:
+        last = max(replicas, key=lambda replica: period_of_replica(plan, replica))
+    if plan.batch.share(last) < schedule.micros:
+        schedule = schedule_of(plan, last)
+    compiled = compile(schedule, plan.hops, update=update)
     return simulate(compiled, duration_vector(times_of(plan, last), plan.hops), steps=steps)
 
 

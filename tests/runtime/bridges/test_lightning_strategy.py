@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from functools import partial
 from math import isfinite
 from pathlib import Path
@@ -9,50 +10,19 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import shardwright as sw
 
-pl: Any = pytest.importorskip("lightning.pytorch")
 CLUSTER = Path(__file__).parents[3] / "plans" / "clusters" / "laptop.yaml"
 PINNED: dict[str, Any] = {"fix": {"pipeline": 2, "data": 1, "micro": 4}, "schedule": ["1f1b"]}
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's own
 
 
-class Net(pl.LightningModule):  # type: ignore[misc]
-    """A module as tutorials have it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.body = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
-
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        inputs, targets = batch
-        outputs = self.body(inputs)
-        loss = nn.functional.cross_entropy(outputs, targets)
-        self.log("train_loss", loss)
-        self.log("accuracy", (outputs.argmax(1) == targets).float().mean())
-        return loss
-
-    def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
-        self.log("valid_loss", nn.functional.cross_entropy(self.body(batch[0]), batch[1]))
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(self.parameters(), lr=1e-2)
-
-
-class Seen(pl.Callback):  # type: ignore[misc]
-    """What a callback is told of."""
-
-    def __init__(self) -> None:
-        self.losses: list[float] = []
-        self.logged: list[float] = []
-
-    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, number: int) -> None:
-        self.losses.append(float(outputs["loss"]))
-        self.logged.append(float(trainer.callback_metrics["train_loss"]))
+@pytest.fixture(scope="module")
+def nets() -> Any:
+    pytest.importorskip("lightning.pytorch")
+    return importlib.import_module("tests.runtime.bridges.lightning_nets")
 
 
 def samples() -> TensorDataset:
@@ -60,10 +30,10 @@ def samples() -> TensorDataset:
     return TensorDataset(torch.randn(80, 8), torch.randint(3, (80,)))
 
 
-def fitted(strategy: Any, folder: Path, net: Any = None, **more: Any) -> tuple[Any, Seen, Any]:
-    net, seen, data = net or Net(), Seen(), samples()
+def fitted(nets: Any, strategy: Any, folder: Path, net: Any = None, **more: Any) -> tuple[Any, Any, Any]:
+    net, seen, data = net or nets.Net(), nets.Seen(), samples()
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = pl.Trainer(
+    trainer = nets.pl.Trainer(
         accelerator="cpu",
         devices=1,
         strategy=strategy,
@@ -74,11 +44,11 @@ def fitted(strategy: Any, folder: Path, net: Any = None, **more: Any) -> tuple[A
     return net, seen, trainer
 
 
-def test_ten_steps_on_two_ranks_are_those_of_lightning_alone(tmp_path: Path) -> None:
-    alone, told, by_itself = fitted("auto", tmp_path / "a", gradient_clip_val=0.5)
+def test_ten_steps_on_two_ranks_are_those_of_lightning_alone(nets: Any, tmp_path: Path) -> None:
+    alone, told, by_itself = fitted(nets, "auto", tmp_path / "a", gradient_clip_val=0.5)
     strategy = sw.PlanStrategy(cluster=CLUSTER, folder=tmp_path / "run", **PINNED)
     with pytest.warns(UserWarning, match="logs accuracy, which stays on the ranks"):
-        net, seen, trainer = fitted(strategy, tmp_path / "b", gradient_clip_val=0.5)
+        net, seen, trainer = fitted(nets, strategy, tmp_path / "b", gradient_clip_val=0.5)
     assert strategy.prepared is not None and len(strategy.prepared.plan.places) == 2
     assert len(seen.losses) == 10 and seen.losses == pytest.approx(told.losses, rel=1e-6)
     assert seen.logged == seen.losses
@@ -89,13 +59,13 @@ def test_ten_steps_on_two_ranks_are_those_of_lightning_alone(tmp_path: Path) -> 
 
 
 def test_a_module_trains_on_a_dataset_that_every_machine_makes_for_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nets: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = str(Path(__file__).parents[3])
     monkeypatch.setenv("PYTHONPATH", here)  # of ranks, which import the dataset by its name
     name = f"{__name__}:samples"
     mine = sw.Workload(
-        Net(), loader=DataLoader(samples(), batch_size=8), dataset=name, folder=tmp_path / "net.model"
+        nets.Net(), loader=DataLoader(samples(), batch_size=8), dataset=name, folder=tmp_path / "net.model"
     )
     costs = sw.profile(mine, device="roofline:A100-80GB", micro=(4,), precision="fp32")
     how: dict[str, Any] = {"schedule": ["1f1b"], "effort": "quick", "fix": {"data": 1, "pipeline": 2}}
@@ -104,8 +74,10 @@ def test_a_module_trains_on_a_dataset_that_every_machine_makes_for_itself(
     assert len(run.losses) == 3 and all(map(isfinite, run.losses.values()))
 
 
-def test_a_module_with_its_loader_is_a_workload_for_machines_that_are_not_here(tmp_path: Path) -> None:
-    net, loader = Net(), DataLoader(samples(), batch_size=8)
+def test_a_module_with_its_loader_is_a_workload_for_machines_that_are_not_here(
+    nets: Any, tmp_path: Path
+) -> None:
+    net, loader = nets.Net(), DataLoader(samples(), batch_size=8)
     mine = sw.Workload(net, loader=loader, folder=tmp_path / "net.model")
     assert net._trainer is None and "log" not in vars(net), "the module is left as it was"
     costs = sw.profile(mine, device="roofline:A100-80GB", micro=(4,), precision="fp32")
@@ -113,21 +85,15 @@ def test_a_module_with_its_loader_is_a_workload_for_machines_that_are_not_here(t
     assert sw.verify(plan, costs=costs, cluster="a100x8", nodes=16) == []
     how: dict[str, Any] = {"schedule": ["1f1b"], "effort": "quick", "fix": {"data": 1, "pipeline": 2}}
     run = sw.launch(sw.plan(costs, CLUSTER, batch=8, **how), tmp_path / "run", steps=10, on="local")
-    _, seen, _ = fitted("auto", tmp_path / "a")
+    _, seen, _ = fitted(nets, "auto", tmp_path / "a")
     assert list(run.wait().check().losses.values()) == pytest.approx(seen.losses, rel=1e-6)
 
 
-class Scheduled(Net):
-    def configure_optimizers(self) -> Any:
-        made = super().configure_optimizers()
-        return [made], [torch.optim.lr_scheduler.StepLR(made, 2)]
-
-
-def test_a_schedule_that_a_module_configures_is_asked_for_by_name(tmp_path: Path) -> None:
+def test_a_schedule_that_a_module_configures_is_asked_for_by_name(nets: Any, tmp_path: Path) -> None:
     loader = DataLoader(samples(), batch_size=8)
     with pytest.raises(sw.BadInput, match=r"more than an optimizer.*lr_schedule=functools\.partial"):
-        sw.Workload(Scheduled(), loader=loader, folder=tmp_path / "m")
-    net, decay = Scheduled(), partial(torch.optim.lr_scheduler.StepLR, step_size=2)
+        sw.Workload(nets.Scheduled(), loader=loader, folder=tmp_path / "m")
+    net, decay = nets.Scheduled(), partial(torch.optim.lr_scheduler.StepLR, step_size=2)
     made = torch.optim.AdamW(net.parameters(), lr=1e-2)
     mine = sw.Workload(net, loader=loader, optimizer=made, lr_schedule=decay, folder=tmp_path / "m")
     run = sw.launch(
@@ -137,29 +103,19 @@ def test_a_schedule_that_a_module_configures_is_asked_for_by_name(tmp_path: Path
     assert [row["learning_rate"] for row in run.metrics()] == pytest.approx([1e-2, 1e-2, 1e-3, 1e-3])
 
 
-class Clipped(Net):
-    def on_after_backward(self) -> None:
-        """Would look at gradients."""
-
-
-class Counting(Net):
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        return super().training_step(batch, batch_idx) * (1 + self.global_step)
-
-
 @pytest.mark.parametrize(
     ("net", "more", "said"),
     [
-        (Net, {"accumulate_grad_batches": 2}, "accumulate_grad_batches is not the plan's to do"),
-        (Net, {"precision": "bf16-mixed"}, "precision bf16-mixed is not"),
-        (Net, {"limit_train_batches": 3}, "limit_train_batches is not"),
-        (Clipped, {}, "the module's on_after_backward is not"),
-        (Counting, {}, "asks the Trainer for global_step"),
+        ("Net", {"accumulate_grad_batches": 2}, "accumulate_grad_batches is not the plan's to do"),
+        ("Net", {"precision": "bf16-mixed"}, "precision bf16-mixed is not"),
+        ("Net", {"limit_train_batches": 3}, "limit_train_batches is not"),
+        ("Clipped", {}, "the module's on_after_backward is not"),
+        ("Counting", {}, "asks the Trainer for global_step"),
     ],
 )
 def test_what_ranks_do_not_do_is_refused_by_name(
-    net: type[Net], more: dict[str, Any], said: str, tmp_path: Path
+    net: str, more: dict[str, Any], said: str, nets: Any, tmp_path: Path
 ) -> None:
     strategy = sw.PlanStrategy(cluster=CLUSTER, folder=tmp_path / "run", **PINNED)
     with pytest.raises(sw.BadInput, match=said):
-        fitted(strategy, tmp_path, net=net(), num_sanity_val_steps=0, **more)
+        fitted(nets, strategy, tmp_path, net=getattr(nets, net)(), num_sanity_val_steps=0, **more)

@@ -11,12 +11,16 @@ from torch.utils.data import Dataset
 
 import shardwright as sw
 
-pytest.importorskip("accelerate")  # without it, transformers has no Trainer
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
-
 CLUSTER = Path(__file__).parents[3] / "plans" / "clusters" / "laptop.yaml"
 PINNED: dict[str, Any] = {"fix": {"pipeline": 2, "data": 1, "micro": 2}, "schedule": ["1f1b"]}
 TOLD = ("loss", "learning_rate", "grad_norm")
+
+
+@pytest.fixture(scope="module")
+def hub() -> Any:
+    """The library, which takes seconds to import."""
+    pytest.importorskip("accelerate")  # without it, transformers has no Trainer
+    return pytest.importorskip("transformers")
 
 
 class Texts(Dataset[dict[str, torch.Tensor]]):
@@ -35,14 +39,15 @@ class Texts(Dataset[dict[str, torch.Tensor]]):
         return {"input_ids": self.rows[index], "labels": labels}
 
 
-def model() -> Any:
+def model(hub: Any) -> Any:
     torch.manual_seed(0)
     quiet = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    return GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=16, n_embd=16, n_layer=2, n_head=2, **quiet))
+    small = hub.GPT2Config(vocab_size=64, n_positions=16, n_embd=16, n_layer=2, n_head=2, **quiet)
+    return hub.GPT2LMHeadModel(small)
 
 
-def settings(folder: Path, **more: Any) -> TrainingArguments:
-    return TrainingArguments(
+def settings(hub: Any, folder: Path, **more: Any) -> Any:
+    return hub.TrainingArguments(
         output_dir=str(folder),
         per_device_train_batch_size=4,
         train_sampling_strategy="sequential",
@@ -54,33 +59,30 @@ def settings(folder: Path, **more: Any) -> TrainingArguments:
     )
 
 
-class Seen(TrainerCallback):
-    """What a callback is told of."""
-
-    def __init__(self) -> None:
-        self.steps: list[int] = []
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        self.steps.append(state.global_step)
-
-
-def test_ten_steps_on_two_ranks_are_those_of_the_plain_trainer(tmp_path: Path) -> None:
+def test_ten_steps_on_two_ranks_are_those_of_the_plain_trainer(hub: Any, tmp_path: Path) -> None:
     how = {"learning_rate": 1e-2, "warmup_steps": 3, "weight_decay": 0.1}
-    plain = Trainer(model(), settings(tmp_path / "a", **how), train_dataset=Texts())
+    plain = hub.Trainer(model(hub), settings(hub, tmp_path / "a", **how), train_dataset=Texts())
     plain.train()
-    seen = Seen()
+    steps: list[int] = []
+
+    class Seen(hub.TrainerCallback):  # type: ignore[misc]
+        """What a callback is told of."""
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+            steps.append(state.global_step)
+
     ours = sw.PlanTrainer(
-        model(),
-        settings(tmp_path / "b", **how),
+        model(hub),
+        settings(hub, tmp_path / "b", **how),
         train_dataset=Texts(),
         eval_dataset=Texts(),
-        callbacks=[seen],
+        callbacks=[Seen()],
         cluster=CLUSTER,
         folder=tmp_path / "run",
         **PINNED,
     )
     ours.train()
-    assert seen.steps == list(range(1, 11))
+    assert steps == list(range(1, 11))
     assert ours.prepared is not None and len(ours.prepared.plan.places) == 2
     for one, two in zip(plain.state.log_history[:10], ours.state.log_history[:10], strict=True):
         assert [two[name] for name in TOLD] == pytest.approx([one[name] for name in TOLD], rel=1e-5)
@@ -99,12 +101,14 @@ def test_ten_steps_on_two_ranks_are_those_of_the_plain_trainer(tmp_path: Path) -
         ({"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "epoch"}, "lr_scheduler_type is not"),
     ],
 )
-def test_what_ranks_do_not_do_is_refused_by_name(more: dict[str, Any], said: str, tmp_path: Path) -> None:
-    asked = settings(tmp_path, **{key: x for key, x in more.items() if not key.startswith("per_")})
+def test_what_ranks_do_not_do_is_refused_by_name(
+    more: dict[str, Any], said: str, hub: Any, tmp_path: Path
+) -> None:
+    asked = settings(hub, tmp_path, **{key: x for key, x in more.items() if not key.startswith("per_")})
     for key in (key for key in more if key.startswith("per_")):
         setattr(asked, key, more[key])
     ours = sw.PlanTrainer(
-        model(), asked, train_dataset=Texts(), eval_dataset=Texts(), cluster=CLUSTER, **PINNED
+        model(hub), asked, train_dataset=Texts(), eval_dataset=Texts(), cluster=CLUSTER, **PINNED
     )
     with pytest.raises(sw.BadInput, match=said):
         ours.train()

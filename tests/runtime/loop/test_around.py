@@ -99,29 +99,29 @@ def trained(pool: Pool, plan: Plan, folder: Path, steps: int, **settings: object
     return paths
 
 
-def plans() -> dict[str, Plan]:
-    def of(**shape: object) -> Plan:
-        return plan_of(WORKLOAD, {}, **shape)
+SHAPES: dict[str, dict[str, object]] = {
+    "one process": {"workers": 1, "micros": 4},
+    "data": {"workers": 1, "micros": 2, "data": 2},
+    "gradients": {"workers": 1, "micros": 2, "data": 2, "sharing": "gradients"},
+    "parameters": {"workers": 2, "micros": 2, "data": 2, "sharing": "parameters"},
+    "pipeline": {"workers": 2, "micros": 4},
+    "chimera": {"family": "chimera", "workers": 2, "micros": 4},
+    "space": {"workers": 1, "micros": 4},
+}
 
-    return {
-        "one process": of(workers=1, micros=4),
-        "data": of(workers=1, micros=2, data=2),
-        "gradients": of(workers=1, micros=2, data=2, sharing="gradients"),
-        "parameters": of(workers=2, micros=2, data=2, sharing="parameters"),
-        "pipeline": of(workers=2, micros=4),
-        "chimera": of(family="chimera", workers=2, micros=4),
-        "space": spatially(of(workers=1, micros=4), {0: (2,)}, 2),
-    }
+
+def planned(name: str) -> Plan:
+    plan = plan_of(WORKLOAD, {}, **SHAPES[name])
+    return spatially(plan, {0: (2,)}, 2) if name == "space" else plan
 
 
 def test_200_steps_with_all_around_them_and_another_plan_are_those_of_a_loop_by_hand(
     pool: Pool, tmp_path: Path
 ) -> None:
-    every = plans()
-    want = Hand(every["pipeline"].batch.samples).train(STEPS)
+    want = Hand(planned("pipeline").batch.samples).train(STEPS)
     for name, until in (("pipeline", 60), ("parameters", 110), ("gradients", 160)):
-        trained(pool, every[name], tmp_path / "run", until, **SETTINGS)
-    paths = trained(pool, every["data"], tmp_path / "run", STEPS, **SETTINGS)
+        trained(pool, planned(name), tmp_path / "run", until, **SETTINGS)
+    paths = trained(pool, planned("data"), tmp_path / "run", STEPS, **SETTINGS)
     rows = list(steps_of(paths).values())
     assert [row.loss for row in rows] == pytest.approx(want.losses, rel=1e-6)
     assert [row.learning_rate for row in rows] == pytest.approx(want.rates, rel=1e-12)
@@ -153,11 +153,11 @@ def best_of(paths: Paths, found: list[Evaluated]) -> Path:
     )
 
 
-@pytest.mark.parametrize("name", plans())
+@pytest.mark.parametrize("name", SHAPES)
 def test_metrics_validation_and_the_best_are_the_same_under_every_plan(
     name: str, pool: Pool, tmp_path: Path
 ) -> None:
-    plan = plans()[name]
+    plan = planned(name)
     want = Hand(plan.batch.samples).train(2 * EVERY)
     paths = trained(pool, plan, tmp_path / "run", 2 * EVERY, **SETTINGS)
     found = evaluations_of(paths)
