@@ -2,7 +2,9 @@
 
 `solve(question)` is all that most callers need. Inside, an `Instance` holds the question with its tables, `search/`
 goes through configurations, `cut/` prices the cuts of one, `proof/` bounds them (`hull.py` by a linear program for one
-order). Start reading at `question.py`, then `formulation.py`, which states the whole problem as a mixed-integer program.
+order). A worker's bytes are added up in `cut/stage_costs.py`, and written by `write_plan.py`.
+
+Start reading at `question.py`, then `formulation.py`, which states the whole problem as a mixed-integer program.
 """
 
 from planner.milp.configurations.spatial_choices import grids_of

@@ -78,7 +78,7 @@ def how(plan: Plan) -> str:
 def _pipeline(plan: Plan) -> str:
     schedule, workers = plan.schedule, plan.axes.pipeline
     if workers == 1:
-        return "no pipeline"
+        return f"no pipeline ({schedule.chunks} stages in turn)" if schedule.chunks > 1 else "no pipeline"
     parts = [schedule.family]
     parts += [plural(schedule.pairs, "pair")] if paired(schedule.family) else []
     parts += [f"{schedule.chunks} stages a worker"] if schedule.chunks > 1 else []

@@ -16,6 +16,7 @@ from planner.plan import (
     load,
 )
 from planner.show import plan_lines, proof_data, proof_text, rival_rows, text, verdict
+from planner.show.proof import how
 from planner.show.rivals import configuration_text
 from tests.planner import plan_examples as examples
 
@@ -195,6 +196,17 @@ def test_the_list_of_a_proof() -> None:
         "Not searched: tensor parallelism, uneven shares of the batch (docs/scope.md)",
         "Assumed: replicas run at the speed of the slowest",
     ]
+
+
+def test_a_plan_without_a_pipeline_says_how_many_stages_a_device_has_in_turn() -> None:
+    plan = examples.plan()
+    alone = plan.axes.model_copy(update={"pipeline": 1, "data": 2})
+    for chunks, told in (
+        (1, "2 replicas, no pipeline, "),
+        (2, "2 replicas, no pipeline (2 stages in turn), "),
+    ):
+        shape = plan.schedule.model_copy(update={"chunks": chunks})
+        assert how(plan.model_copy(update={"axes": alone, "schedule": shape})).startswith(told)
 
 
 def test_a_strangers_proof_that_names_no_way_of_sharding_is_told() -> None:
