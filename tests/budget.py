@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 
 from tests import draws
 
-MOST_S = 0.6  # of one parametrised test
+MOST_S = 0.5  # of one parametrised test
 LEAST_S = 0.01  # of one case
 TABLE = Path(__file__).parent / "seconds.json"
 
