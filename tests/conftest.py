@@ -20,11 +20,8 @@ from tests.pool import Pool
 from tests.warm_python import OWNER, WarmPython
 
 TESTS = Path(__file__).parent
-SELDOM = (
-    10_000,
-    20,
-    50,
-)  # looked for garbage: a module of tests leaves little, and a trace makes a million objects
+# Garbage is looked for seldom: a module of tests leaves little, and the trace of a model makes a million objects
+SELDOM = (10_000, 20, 50)
 
 install()
 os.environ |= NO_GPUS  # tests compute on the host
@@ -54,10 +51,9 @@ def pytest_collection(session: pytest.Session) -> None:
         return
     first, count = int(given["workerid"].removeprefix("gw")), given["workercount"]
     for file in sorted(TESTS.rglob("test_*.py"))[first::count]:
-        with contextlib.suppress(
-            Exception, pytest.skip.Exception
-        ):  # pytest tells of it when it comes to the file
-            importlib.import_module(".".join(file.relative_to(TESTS.parent).with_suffix("").parts))
+        name = ".".join(file.relative_to(TESTS.parent).with_suffix("").parts)
+        with contextlib.suppress(Exception, pytest.skip.Exception):  # pytest tells when it comes to the file
+            importlib.import_module(name)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

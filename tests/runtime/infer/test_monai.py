@@ -50,16 +50,17 @@ def test_a_network_of_monai_is_exact(name: str) -> None:
     with torch.no_grad():
         expected, exact = module(x), deepcopy(module).double()(x.double())
     rounding = (expected - exact).abs().max()  # torch's own, which depends on the processor
+    most = min(2 * rounding, 1e-6 * exact.abs().max())
     forward, reach, run = captured(module, tuple(x.shape), torch.float32)
     runner = SweepRunner(forward, {**module.state_dict(), **forward.captured.layout.traced.constants})
     whole = tuple((0, n) for n in reach.output_space)
     parts = runner.run(reach, sweep(reach, whole, 0, 4), lambda rows: x[at(rows)])
-    assert (torch.cat([part for _, part in parts], 2) - exact).abs().max() <= 2 * rounding
+    assert (torch.cat([part for _, part in parts], 2) - exact).abs().max() <= most
     made = torch.full_like(expected, torch.nan)
     for box in boxes(reach.output_space, (ROWS,) * len(space)):
         need = reach.of(box)
         made[at(box)] = run(need, x[at(need.input)])
-    assert (made - exact).abs().max() <= 2 * rounding < 2e-6 * exact.abs().max()
+    assert (made - exact).abs().max() <= most
 
 
 @pytest.mark.parametrize("name", ["BasicUNet 2-D", "UNet 3-D"])
