@@ -24,9 +24,11 @@ from planner.capture.traced_graph import LOSS, place_of
 from planner.errors import BadInput
 from planner.workload import where_raised
 
+OPAQUE = "the path of such a module, as opaque = ['path.of.a.module'] in a module file"
+
 # What a failed export says, or the user's line and the functions it ran in, and what to do about it.
 CURES: tuple[tuple[str, str], ...] = (
-    (r"layerdrop|LayerDrop|layer_drop", "layerdrop=0 in the model's configuration"),
+    (r"layerdrop|LayerDrop|layer_drop", f"layerdrop=0 in the model's configuration, or else {OPAQUE}"),
     (
         r"_compute_mask_indices|_mask_hidden_states|apply_spec_augment",
         "apply_spec_augment=False in the model's configuration",
@@ -53,13 +55,10 @@ CURES: tuple[tuple[str, str], ...] = (
         r"found at least two devices",
         "all tensors of the model on the device of its parameters, as parameters or buffers that move with it",
     ),
-    (
-        r"\.numpy\(\)|\.tolist\(\)",
-        "operations of torch in the place of numpy's; or the path of such a module, as opaque = ['path.of.a.module'] in a module file",
-    ),
+    (r"\.numpy\(\)|\.tolist\(\)", f"operations of torch in the place of numpy's; or {OPAQUE}"),
     (
         r"autograd\.grad|uses a tensor that is no parameter",
-        "the gradient as a formula in forward(), or the module's path, as opaque = ['path.of.a.module'] in a module file",
+        f"the gradient as a formula in forward(), or {OPAQUE}",
     ),
 )
 

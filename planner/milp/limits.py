@@ -58,6 +58,7 @@ LOOKS = 0.85  # of the work allowed is spent by the end of first looks
 STALE = 0.1  # of it without a better plan is enough, where no look can move the bound
 # In the usual work; ten times as many where ten times the work is allowed
 CROWD = 250  # open cuts with silent neighbours below all else: more are not looked at, and their bound stays
+BARE_PARTS = 4  # boundaries with silent neighbours, up to which variants are bounded together
 UNMOVED = 16  # looks at cuts with silent neighbours that move no bound: then the bound stays
 STAGEWISE_CELLS = 2_000_000  # stages times pairs of boundaries, up to which cuts are bounded stage by stage
 STAGEWISE_NEAR = 0.02  # of what is asked: how close such a bound comes to what it could be

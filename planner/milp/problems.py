@@ -63,6 +63,7 @@ class Kept:
     guesses: dict[Configuration, float] = field(default_factory=dict)
     totals: dict[tuple[str, Configuration, bool], float] = field(default_factory=dict)
     even_ns: dict[Configuration, int] = field(default_factory=dict)
+    bare: dict[Configuration, tuple[float, int]] = field(default_factory=dict)  # see `pick.bare_ns`
     bounds: dict[Configuration, float] = field(default_factory=dict)  # of cuts in which all neighbours talk
     rows: Rows = field(default_factory=dict)  # of orders that several configurations have
     layouts: dict[tuple[CostKey, Mesh], list[GridChoice]] = field(default_factory=dict)  # looked for

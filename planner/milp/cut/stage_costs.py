@@ -1,7 +1,6 @@
 """The costs of the stages of a configuration, for any boundaries: bytes by the order, nanoseconds by the tables.
 
-A cut is an integer row `0 = c_0 < c_1 < ... < c_D = layers`; stage p holds the layers c_p .. c_{p+1} - 1. Everything
-here is evaluated for many cuts at once.
+A cut is a row `0 = c_0 < c_1 < ... < c_D = layers`; stage p holds layers c_p .. c_{p+1} - 1. Many are taken at once.
 """
 
 from __future__ import annotations
@@ -65,6 +64,7 @@ class StageCosts(Sizes):
     allowed: BoolArray  # the boundaries that a cut may have
     fixed: IntArray | None = None  # the cut, where the shape includes it
     least: LeastRecompute | None = None  # where only some stages recompute; `prefix_ns` is then without it
+    bare: bool = False  # whether gradient sums and updates count nothing
     flagged: ClassVar[bool] = False  # whether a flag a stage follows the boundaries; see `recompute_choice`
 
     @property
@@ -190,7 +190,7 @@ class StageCosts(Sizes):
         out: IntArray = np.zeros((len(cuts), len(KINDS), self.stages), np.int64)
         for row, prefix in enumerate(self.prefix_ns):
             out[:, row] = prefix[stage, high] - prefix[stage, low] + self.launch_ns[row]
-        for p, alike in self._alike:
+        for p, alike in [] if self.bare else self._alike:
             out[:, KINDS.index(Kind.SYNC), alike] = self.sync_ns(p, low[:, alike], high[:, alike])
             out[:, KINDS.index(Kind.STEP), alike] = self.step_ns(p, low[:, alike], high[:, alike])
         again = KINDS.index(Kind.R)

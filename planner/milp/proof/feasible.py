@@ -87,7 +87,7 @@ def reachable(problem: CutProblem, limit: float) -> bool:
         work = forward[p] * (2 if problem.shape.recompute else 1) + back[p]
         begin = np.full(len(ends), at)
         sync = problem.own_sync_ns(p, begin, ends)
-        update = sync + problem.handed_on_ns(p, begin, ends, sync)
+        update = (sync + problem.handed_on_ns(p, begin, ends, sync)) * (not problem.bare)
         tail = 0 if split else last_back[at] + hops
         need = first[at] + hops + count * (work[ends] - work[at]) + np.maximum(tail, update)
         at += int(np.searchsorted(need, limit, side="right"))

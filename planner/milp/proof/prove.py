@@ -140,12 +140,25 @@ class ConfigurationProof:
             return
         for row in self.rows:
             self.record.pool.add_row(row)
-        if self.problem.silent:
+        if self.problem.silent and self.problem.stages <= limits.HULL_STAGES:
             return  # the linear program begins by itself
+        if self.problem.silent:
+            self._begin_within()
+            return
         if self.rows:
             self.record.learn(even(self.problem))
         else:
             self.record.around(even(self.problem))
+
+    def _begin_within(self) -> None:
+        """Begins with what workers compute, and with rows of the cut of these windows where they compute least."""
+        for row in self.problem.loads():
+            self.record.pool.add_row(row)
+        weights, lines = self.record.pool.weights, SeparableRows(self.problem)
+        assert self.spans is not None
+        _, start = lines.least(weights.mixed(np.full(len(weights), 1 / len(weights))), *self.spans)
+        if len(start):
+            self.record.around(start)
 
     def _forget(self) -> None:
         """Drops the rows: of many stages they take megabytes each. They are learnt again if the proof continues."""

@@ -69,6 +69,8 @@ class SeparableRows:
     @cached_property
     def _sum_slopes(self) -> FloatArray:
         """Returns [stage] nanoseconds that a byte of gradients takes at least in its sum."""
+        if self.problem.bare:
+            return np.zeros(self.problem.stages)
         tables = self.problem.tables
         most, tied = int(tables.summed[0, -1]), int(tables.tied.max())
         tie = _chord(self.problem.tie, most) if tied else np.inf
@@ -77,7 +79,7 @@ class SeparableRows:
     @cached_property
     def _step_slopes(self) -> FloatArray:
         problem = self.problem
-        share = problem.shape.updaters
+        share = np.inf if problem.bare else problem.shape.updaters
         return np.array(problem.slowness) * problem.tables.step_ns_per_element / share
 
     def heights(self, weights: Weights) -> FloatArray:

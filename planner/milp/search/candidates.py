@@ -182,6 +182,11 @@ def _guessed(bound: TotalsBound, shape: Configuration) -> float:
     return max(load + idle, bound.free_ns(shape)) + float(sums) * (1 + handed) + hops
 
 
+def plainest(shape: Configuration) -> Configuration:
+    """Returns the configuration in which nothing recomputes and nobody shares: no variant computes in less time."""
+    return replace(shape, recompute=False, sparing=False, chosen=(), shard=False, held="", ranks=0)
+
+
 Bubble = Callable[[Configuration, LayerWork], float]
 
 

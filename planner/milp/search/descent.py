@@ -161,7 +161,7 @@ def _edge_moves(stages: int, longest: int) -> IntArray:
 
 
 def annealed(problem: CutProblem, low: IntArray, high: IntArray, best: Answer, proposals: int) -> Answer:
-    """Anneals an answer, then descends from the best cut met; the seed is fixed, so the answer is too.
+    """Anneals an answer as far as its work goes, then descends from the best cut; the seed is fixed, so the answer is too.
 
     Many neighbours are simulated at once, and the first that is good enough is taken: as many as were needed last.
 
@@ -170,7 +170,8 @@ def annealed(problem: CutProblem, low: IntArray, high: IntArray, best: Answer, p
     """
     random, at, ns, done, many = np.random.default_rng(0), best.cut, best.ns, 0, _FEWEST
     first, paths = best.ns, PathRows(problem)
-    while done < proposals:
+    stop_ns = problem.meter.spent_ns + limits.ANNEAL_NS
+    while done < proposals and problem.meter.spent_ns < stop_ns:
         heat = first * _HOT * (_COLD / _HOT) ** (done / proposals)
         points = allowed(problem, at + _moves(random, problem, many), low, high)
         allow = ns - heat * np.log(random.random(len(points)))

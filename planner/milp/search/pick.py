@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
+from itertools import islice, product
 
 import numpy as np
 
@@ -16,9 +16,10 @@ from planner.milp import explain, limits
 from planner.milp.configurations.configurations import Configuration
 from planner.milp.instance import Instance, short_bytes
 from planner.milp.proof.boxes import ROUNDING
+from planner.milp.proof.feasible import silent_parts
 from planner.milp.proof.prove import ConfigurationProof, ConfigurationState
 from planner.milp.proof.totals import TotalsBound
-from planner.milp.search.candidates import PLAINEST, Candidates, guess_ns
+from planner.milp.search.candidates import PLAINEST, Candidates, guess_ns, plainest
 from planner.milp.search.descent import UNFIT_NS, Answer, judge, starts
 from planner.milp.search.state import SearchState
 
@@ -93,12 +94,47 @@ def settle(state: SearchState) -> None:
         state.rugged, times = state.limit < before * (1 - limits.RUGGED), 2 * times
 
 
+def bare_ns(state: SearchState, shape: Configuration) -> float:
+    """Returns a lower bound of a configuration as if sums and updates took nothing; no more than what is to be beaten.
+
+    It holds for all variants that recompute or share, and is worked out once for them: where some neighbours may not talk,
+    and such boundaries are few. The cuts of each are bounded apart.
+    """
+    least, instance, plain, goal = state.least_ns(shape), state.instance, plainest(shape), state.limit
+    known, asked = instance.kept.bare.get(plain, (0.0, 0))
+    if (
+        goal == UNFIT_NS
+        or asked >= goal
+        or least > goal - 1
+        or plain.listed
+        or short_bytes(instance, shape) > 0
+    ):
+        return least
+    problem = state.tried[plain].problem if plain in state.tried else instance.problem(plain)
+    spans = None if problem is None else instance.windows(problem)
+    if problem is None or spans is None or problem.fixed is not None or problem.chained:
+        return least
+    problem = replace(problem, bare=True)
+    parts = list(islice(silent_parts(problem, *spans), limits.BARE_PARTS + 1))
+    bound = float(goal if len(parts) <= limits.BARE_PARTS else 0)
+    for part, narrow in [(problem.talking, spans), *parts]:
+        if bound > known:
+            key = part.order, shape.update, part.silent or 0
+            proof = ConfigurationProof(problem=part, spans=narrow, rows=state.rows.get(key, []))
+            bound = min(bound, float(proof.glance(int(bound))))
+            state.rows[key] = proof.rows
+    instance.kept.bare[plain] = max(known, bound), goal
+    return max(least, bound)
+
+
 def glance(state: SearchState, shape: Configuration, goal: int, rounds: int) -> float:
     """Returns a lower bound of a configuration by time alone: at most `goal`, unless more is known already.
 
     Args: at most `rounds` mixtures of rows are tried, and none where a configuration includes more than a cut.
     """
     least, instance = state.least_ns(shape), state.instance
+    if least <= goal - 1:
+        least = bare_ns(state, shape)
     tried = state.look(shape) if least <= goal - 1 and short_bytes(instance, shape) <= 0 else None
     spans = None if tried is None else instance.windows(tried.problem)
     if tried is None or spans is None or tried.problem.flagged or tried.problem.fixed is not None:

@@ -114,6 +114,7 @@ class Waiting:
     def examine(self, shape: Configuration) -> None:
         """Takes a first look at a configuration, and adds the variants that it calls for."""
         self.add(shape)
+        pick.bare_ns(self.state, shape)
         tight = self.state.examine(shape)
         first_of(self.state, shape)
         if not shape.listed:  # an order listed anew is for its own costs

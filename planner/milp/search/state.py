@@ -22,6 +22,7 @@ from planner.milp.proof.hull import Windows
 from planner.milp.proof.prove import ConfigurationProof, ConfigurationState
 from planner.milp.proof.stagewise import stagewise_ns
 from planner.milp.proof.totals import TotalsBound
+from planner.milp.search.candidates import plainest
 from planner.milp.search.descent import UNFIT_NS, Answer, annealed, balanced, descend, starts
 
 
@@ -149,8 +150,9 @@ class SearchState:
         return self.instance.kept.bounds.get(tried.shape, 0.0) if tried.problem.roomless else 0.0
 
     def _totals(self, tried: ConfigurationState, *, talking: bool) -> int:
-        """Returns the bound of a configuration's totals and stages, but no more than the limit."""
-        least = max(self.floors.summed_ns(tried.shape, talking=talking), self.staged.get(tried.shape, 0.0))
+        """Returns the bound of a configuration's totals, its stages and its variants, but no more than the limit."""
+        staged, bare = self.staged.get(tried.shape, 0.0), self._bare_ns(tried.shape)
+        least = max(self.floors.summed_ns(tried.shape, talking=talking), staged, bare)
         return min(int(np.ceil(least - ROUNDING)), self.limit)
 
     def _look_at(
@@ -247,8 +249,14 @@ class SearchState:
     def least_ns(self, shape: Configuration) -> float:
         """Returns the lower bound by a configuration's totals; no more of it than is needed to rule it out."""
         plain = self.near.get(replace(shape, recompute=False, sparing=False, chosen=()), 0.0)
-        least = max(self.floors.free_ns(shape), plain)  # no cut takes less than where nothing recomputes
+        least = max(
+            self.floors.free_ns(shape), plain, self._bare_ns(shape)
+        )  # no variant takes less than the plain one
         return least if least > self.limit - 1 else max(least, self.floors.summed_ns(shape))
+
+    def _bare_ns(self, shape: Configuration) -> float:
+        """Returns the bound of all variants of a configuration as far as one is known; see `pick.bare_ns`."""
+        return self.instance.kept.bare.get(plainest(shape), (0.0, 0))[0]
 
     def promise_ns(self, shape: Configuration) -> float:
         """Returns the lower bound of a configuration and of the variants whose replicas share, which wait together."""

@@ -194,6 +194,7 @@ LOW = {
     "STALE": 0.0,
     "CROWD": 0,
     "UNMOVED": 1,
+    "BARE_PARTS": 1,
     "PROGRAM_ARCS": 20,
     "RELISTED_ACTIONS": 24,
     "MOMENTS": 200,

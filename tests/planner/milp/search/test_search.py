@@ -23,14 +23,19 @@ from planner.milp import (
     solve,
     solve_with_search,
 )
+from planner.milp.proof.boxes import ROUNDING
+from planner.milp.proof.feasible import windows
 from planner.milp.search import pick
 from planner.milp.search import search as searching
-from planner.milp.search.candidates import Candidates
+from planner.milp.search.candidates import Candidates, plainest
+from planner.milp.search.descent import annealed, descend, even
 from planner.milp.search.relist import Waiting
 from planner.plan import Plan, dump
+from planner.profile import Seconds
 from planner.verify import violations
-from tests.draws import SEED
+from tests.draws import SEED, part
 from tests.planner.milp.instances import chain, cluster, profile
+from tests.planner.milp.proof.test_totals import branched, cuts, posed
 
 ASKED = {
     "free": Question(profile=profile(chain(9, 3, skips=1), micros=(1, 2)), cluster=cluster(2, 2), batch=8),
@@ -312,3 +317,45 @@ def test_where_memory_binds_all_variants_of_the_best_uses_of_the_devices_are_loo
     variants = [each for shape in own for each in (shape, *pick.thriftier(state.instance, shape))]
     assert 0 < len(own) < len(every) and len(waiting.done) > len(own)
     assert not [each for each in variants if each not in waiting.done and searching._may_win(state, each)]
+
+
+@pytest.mark.parametrize("stages", [1, limits.HULL_STAGES])
+def test_no_variant_is_faster_than_the_bound_of_all_of_them(
+    stages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "HULL_STAGES", stages)  # beyond, rows and windows bound the cuts
+    monkeypatch.setattr(limits, "BARE_PARTS", 10)
+    bounded = 0
+    for seed in part(
+        (1, 5, 8, 9, 11, 12, 13, 14, 15, 16, 17, 20), 2
+    ):  # some have silent neighbours in all of them
+        given = branched(seed)
+        slow = Seconds(median=1e-6)  # updates, so that variants that share them are faster
+        optimizer = replace(given.profile.optimizer, by_element=True, seconds_per_parameter=slow)
+        given = replace(given, profile=replace(given.profile, optimizer=optimizer))
+        for problem in posed(given, seed):
+            plain = plainest(problem.shape)
+            every = [plain, *given.by_element(plain), *pick.thriftier(given, plain)]
+            known = [own for shape in every if (own := given.problem(shape)) and not own.flagged]
+            least = [int(own.times(cuts(own)).min()) for own in known if len(cuts(own))]
+            state = SearchState(instance=given, effort=Effort(), below=2 * min(least, default=1))
+            pick.bare_ns(state, problem.shape)
+            bound, _ = given.kept.bare.get(plain, (0.0, 0))
+            assert all(bound <= ns + ROUNDING for ns in least), str(plain)
+            bounded += bound > 0
+    assert bounded
+
+
+def test_annealing_ends_with_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = profile(chain(12, 1, skips=4))
+    instance = Question(profile=given, cluster=cluster(1, 4), batch=8, schedules=("wave",)).instance()
+    problem = next(p for p in map(instance.problem, Candidates(instance)) if p and p.shape.workers == 4)
+    begun = descend(problem, *windows(problem), even(problem))
+    assert begun is not None
+    spent = []
+    for work in (limits.ANNEAL_NS, 0.0):
+        monkeypatch.setattr(limits, "ANNEAL_NS", work)
+        before = problem.meter.spent_ns
+        assert annealed(problem, *windows(problem), begun, 4000).ns <= begun.ns
+        spent.append(problem.meter.spent_ns - before)
+    assert spent[1] < spent[0] / 10
