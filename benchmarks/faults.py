@@ -27,7 +27,7 @@ from pathlib import Path
 from random import Random
 from statistics import median
 
-from benchmarks.harness import Cell, Result, Table, above, main
+from benchmarks.harness import Cell, Journal, Result, Table, above, main
 from benchmarks.launch import gated, test_cluster
 from planner.errors import BadInput
 from planner.plan import yaml as plans
@@ -567,27 +567,11 @@ def _lives(pid: int) -> bool:
         return False
 
 
-@dataclass(frozen=True)
-class Journal:
-    """The rows that were measured so far, by name; nothing further is begun once a time is over."""
-
-    path: Path | None = None
-    end_s: float = math.inf
+class FaultJournal(Journal):
+    """The rows that were measured so far."""
 
     def known(self) -> dict[str, tuple[Cell, ...]]:
-        there = self.path is not None and self.path.exists()
-        lines = self.path.read_text().splitlines() if there and self.path is not None else []
-        return {name: tuple(row) for name, row in map(json.loads, lines)}
-
-    def note(self, name: str, row: tuple[Cell, ...]) -> tuple[Cell, ...]:
-        if self.path is not None:
-            with self.path.open("a") as file:
-                file.write(json.dumps([name, row]) + "\n")
-        return row
-
-    @property
-    def over(self) -> bool:
-        return time.monotonic() > self.end_s
+        return {name: tuple(row) for name, row in super().known().items()}
 
     def once(self, name: str, measure: Callable[[Path], tuple[Cell, ...]]) -> list[tuple[Cell, ...]]:
         """Returns the row of a name, measured now where it was not; none where the time is over."""
@@ -620,10 +604,10 @@ def _without_folders(text: str) -> str:
 
 
 def run(quick: bool) -> Result:
-    return result_of(quick, QUICK_SOAK_S if quick else SOAK_S, Journal())
+    return result_of(quick, QUICK_SOAK_S if quick else SOAK_S, FaultJournal())
 
 
-def result_of(quick: bool, soak_s: float, journal: Journal) -> Result:
+def result_of(quick: bool, soak_s: float, journal: FaultJournal) -> Result:
     """Returns what was measured; a part of it where the time of the journal was over before."""
     soaked = journal.once("soak", partial(soak, seconds=soak_s))
     halted = journal.once("stops", partial(stopped, stops=QUICK_STOPS if quick else STOPS))
@@ -726,7 +710,7 @@ def command(argv: Sequence[str]) -> None:
     )
     parser.add_argument("--soak", type=float, default=0.0, help="seconds of the soak")
     options, rest = parser.parse_known_args(argv)
-    journal = Journal(options.journal, time.monotonic() + options.seconds)
+    journal = FaultJournal(options.journal, time.monotonic() + options.seconds)
     if len(rest) < len(argv):
         usual = QUICK_SOAK_S if "--quick" in rest else SOAK_S
         main(lambda quick: result_of(quick, options.soak or usual, journal), rest)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import sys
@@ -17,6 +18,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any, TypeVar
 
 Cell = str | int | float | bool | None
 MISSED = "**Missed:**"  # begins a line of RESULTS.md, right below the claim
@@ -154,6 +156,34 @@ def markdown(result: Result) -> str:
     facts = ", ".join(f"{key} {cell(value)}" for key, value in result.machine.items() if value is not None)
     lines += [f"Measured in {result.seconds:.0f} s{' (quick)' if result.quick else ''}: {facts}.", ""]
     return "\n".join(lines)
+
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True)
+class Journal:
+    """What was measured so far, by name; nothing further is begun once a time is over."""
+
+    path: Path | None = None
+    end_s: float = math.inf
+
+    def known(self) -> dict[str, Any]:
+        """Returns what was noted, as JSON gives it back."""
+        there = self.path is not None and self.path.exists()
+        lines = self.path.read_text().splitlines() if there and self.path is not None else []
+        return dict(map(json.loads, lines))
+
+    def note(self, name: str, found: Found) -> Found:
+        """Notes what was found of a name, and returns it."""
+        if self.path is not None:
+            with self.path.open("a") as file:
+                file.write(json.dumps([name, found]) + "\n")
+        return found
+
+    @property
+    def over(self) -> bool:
+        return time.monotonic() > self.end_s
 
 
 def main(run: Callable[[bool], Result], argv: Sequence[str] | None = None) -> None:

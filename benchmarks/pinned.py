@@ -6,16 +6,15 @@ python -m benchmarks pinned --journal=pinned.jsonl --seconds=3600     goes on wh
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import random
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.harness import Cell, Result, Table, above, main
+from benchmarks.harness import Cell, Journal, Result, Table, above, main
 from benchmarks.solver import INSTANCES, P100, Instance, captured, chain, flat, shipped
 from planner.cluster import with_nodes
 from planner.errors import Infeasible
@@ -80,30 +79,6 @@ def pins_of(shape: Configuration) -> dict[str, object]:
         "shard": shape.shard,
         "spatial": "x".join(map(str, shape.grid)) or 1,
     }
-
-
-@dataclass(frozen=True)
-class Journal:
-    """What pinned questions took, by question and pins; none is asked once the time is over."""
-
-    path: Path | None = None
-    end_s: float = math.inf
-
-    def known(self) -> dict[str, int | None]:
-        """Returns the nanoseconds by key; None where nothing fits."""
-        there = self.path is not None and self.path.exists()
-        lines = self.path.read_text().splitlines() if there and self.path is not None else []
-        return dict(map(json.loads, lines))
-
-    def note(self, key: str, ns: int | None) -> int | None:
-        if self.path is not None:
-            with self.path.open("a") as file:
-                file.write(json.dumps([key, ns]) + "\n")
-        return ns
-
-    @property
-    def over(self) -> bool:
-        return time.monotonic() > self.end_s
 
 
 def solved_ns(question: Question) -> int | None:

@@ -64,7 +64,7 @@ class StageCosts(Sizes):
     allowed: BoolArray  # the boundaries that a cut may have
     fixed: IntArray | None = None  # the cut, where the shape includes it
     least: LeastRecompute | None = None  # where only some stages recompute; `prefix_ns` is then without it
-    bare: bool = False  # whether gradient sums and updates count nothing
+    bare: bool = False  # whether gradient sums and updates count nothing, as `pick.bare_ns` alone asks
     flagged: ClassVar[bool] = False  # whether a flag a stage follows the boundaries; see `recompute_choice`
 
     @property

@@ -113,6 +113,7 @@ def bare_ns(state: SearchState, shape: Configuration) -> float:
     problem = state.tried[plain].problem if plain in state.tried else instance.problem(plain)
     spans = None if problem is None else instance.windows(problem)
     if problem is None or spans is None or problem.fixed is not None or problem.chained:
+        instance.kept.bare[plain] = known, UNFIT_NS  # nothing to bound, whatever is to be beaten
         return least
     problem = replace(problem, bare=True)
     parts = list(islice(silent_parts(problem, *spans), limits.BARE_PARTS + 1))

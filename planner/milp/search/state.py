@@ -249,9 +249,10 @@ class SearchState:
     def least_ns(self, shape: Configuration) -> float:
         """Returns the lower bound by a configuration's totals; no more of it than is needed to rule it out."""
         plain = self.near.get(replace(shape, recompute=False, sparing=False, chosen=()), 0.0)
+        bare = self._bare_ns(shape)
         least = max(
-            self.floors.free_ns(shape), plain, self._bare_ns(shape)
-        )  # no variant takes less than the plain one
+            self.floors.free_ns(shape), plain, bare
+        )  # no cut takes less than where nothing recomputes
         return least if least > self.limit - 1 else max(least, self.floors.summed_ns(shape))
 
     def _bare_ns(self, shape: Configuration) -> float:
