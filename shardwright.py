@@ -390,7 +390,8 @@ def _question(
     execution: str | None = None,
     effort: str = "normal",
 ) -> Question:
-    from planner.milp import Question, effort_named
+    from planner.limits import effort_named
+    from planner.milp import Question
 
     machines = _cluster_of(cluster)
     return Question(

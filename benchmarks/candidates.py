@@ -12,13 +12,13 @@ import numpy as np
 
 from planner.arrays import IntArray
 from planner.calibrate import Observation
+from planner.configurations.configurations import Configuration
+from planner.cuts.problem import CutProblem
 from planner.milp import Instance, explain
-from planner.milp.configurations.configurations import Configuration
-from planner.milp.cut.problem import CutProblem
 from planner.milp.search.candidates import ranked
-from planner.milp.search.descent import UNFIT_NS, Answer, judge
 from planner.milp.write_plan import plan_of
 from planner.plan import Certificate, Plan
+from planner.proof.descent import UNFIT_NS, Answer, judge
 
 RANKS = 8
 UNTOLD = Certificate(objective_ns=0, bound_ns=0)  # not solved: one of the plans that are run

@@ -17,9 +17,9 @@ from pathlib import Path
 from benchmarks.harness import Cell, Journal, Result, Table, above, main
 from benchmarks.solver import INSTANCES, P100, Instance, captured, chain, flat, shipped
 from planner.cluster import with_nodes
+from planner.configurations.configurations import Configuration
 from planner.errors import Infeasible
 from planner.milp import Question, solve, solve_with_search
-from planner.milp.configurations.configurations import Configuration
 from planner.milp.search.candidates import ranked
 
 CLAIM = (

@@ -15,7 +15,8 @@ from planner import measure
 from planner import workload as workloads
 from planner.cluster import Cluster, Link, Links, NodeGroup
 from planner.kept import KeptEntries, kept_counts
-from planner.milp import Question, effort_named, solve_or_none
+from planner.limits import effort_named
+from planner.milp import Question, solve_or_none
 from planner.model import ModelGraph
 from planner.plan import Plan, halved_weights
 from planner.profile import Profile

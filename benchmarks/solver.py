@@ -16,10 +16,11 @@ from benchmarks.adapters import dnn_partitioning, public
 from benchmarks.harness import Cell, Result, Table, above, cell, main
 from planner.cluster import Cluster, Link, Links, NodeGroup, with_nodes
 from planner.cluster import catalogue as devices
+from planner.configurations import pins
+from planner.configurations.configurations import SEARCHED
+from planner.limits import Effort
 from planner.measure import measure
-from planner.milp import Effort, pins
 from planner.milp import Instance as PlanningInstance
-from planner.milp.configurations.configurations import SEARCHED
 from planner.milp.layer_orders.lattice import ideals_of
 from planner.milp.layer_orders.orders import Searched, searched
 from planner.model import Layer, ModelGraph, Parameter, Value

@@ -19,8 +19,8 @@ import shardwright as sw
 from planner import named
 from planner.cluster import CATALOGUE, cluster_names, find, total_devices, with_nodes
 from planner.cluster import cluster as clusters
+from planner.configurations.pins import PINS, pins
 from planner.files import write_whole
-from planner.milp.pins import PINS, pins
 from planner.profile import yaml as profile_yaml
 from planner.schedule import FAMILIES
 from runtime.trackers import watch

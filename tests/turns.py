@@ -30,6 +30,8 @@ LONGEST = (
     "tests/runtime/spatial/",
     "tests/runtime/",
     "tests/planner/milp/",
+    "tests/planner/cuts/",
+    "tests/planner/proof/",
     "tests/planner/report/test_browser.py",
     "tests/planner/capture/",
     "tests/planner/measure/",

@@ -57,8 +57,10 @@ def register_plan(app: typer.Typer, measure: Measure, observe: Observe) -> None:
 def plan(given: PlanOptions, measure: Measure, observe: Observe) -> None:
     from planner import cluster as clusters
     from planner import show
+    from planner.configurations import pins
     from planner.kept import kept_asked, shares_asked
-    from planner.milp import Question, SearchWatch, effort_named, pins
+    from planner.limits import SearchWatch, effort_named
+    from planner.milp import Question
     from planner.workload import parse_settings
 
     shares = shares_asked(given.kept)

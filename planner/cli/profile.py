@@ -16,9 +16,9 @@ from planner.errors import BadInput
 
 if TYPE_CHECKING:
     from planner.cluster import Cluster
+    from planner.configurations import Pins
     from planner.explore import Goal
     from planner.export import Settings
-    from planner.milp import Pins
     from planner.profile import Profile
 
 
@@ -267,8 +267,9 @@ def _measured(
     pinned: Pins,
 ) -> Profile:
     """Returns the profile of what is asked for: what is pinned is what is measured."""
+    from planner.configurations import grids_of
     from planner.measure import measured_on
-    from planner.milp import grids_of, refuse_impossible
+    from planner.milp import refuse_impossible
 
     if given.workload is None:
         raise BadInput("neither a workload nor --profile is given", allowed="one of them")

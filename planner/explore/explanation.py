@@ -14,7 +14,6 @@ from planner.cost import INDEX_BYTES
 from planner.explore.scaling import Lemma, computing_ns, overhead
 from planner.kept import WHOLE
 from planner.milp import (
-    ConfigurationState,
     Question,
     SearchState,
     changed,
@@ -25,6 +24,7 @@ from planner.milp import (
 )
 from planner.plan import Plan, PlannedConfiguration
 from planner.profile import Profile
+from planner.proof import ConfigurationState
 from planner.schedule import FAMILIES
 from planner.sums import today
 

@@ -14,7 +14,8 @@ from typing import Literal
 
 from planner.arrays import NS_PER_S
 from planner.cluster import Cluster, NodeGroup, total_devices, with_at_most
-from planner.milp import Effort, Instance, Question, changed, solve_or_none
+from planner.limits import Effort
+from planner.milp import Instance, Question, changed, solve_or_none
 from planner.plan import Plan, world_size
 
 Trade = Literal["memory", "devices"]

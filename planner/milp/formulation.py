@@ -45,10 +45,7 @@ import numpy as np
 import pulp
 
 from planner.arrays import FloatArray, IntArray
-from planner.milp.proof.boxes import NOTHING, Box
-from planner.milp.proof.feasible import memory_weights
-from planner.milp.proof.weights import Weights, stack, weigh
-from planner.milp.search.descent import UNFIT_NS, judge
+from planner.proof import NOTHING, UNFIT_NS, Box, Weights, judge, memory_weights, stack, weigh
 
 TOLERANCE = 1e-6  # relative tolerance of the solvers
 _UNITS = 1000.0  # units of time in the limit

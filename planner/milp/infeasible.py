@@ -12,18 +12,16 @@ from typing import Protocol
 
 import numpy as np
 
+from planner import limits
 from planner.arrays import IntArray
 from planner.cluster import Cluster, Link, Links, total_devices, with_more, with_node_groups
+from planner.configurations import Configuration, Pins, choices, freed, told
+from planner.cuts import CutProblem
 from planner.errors import BadInput
-from planner.milp import limits
-from planner.milp.configurations.configurations import Configuration
-from planner.milp.configurations.spatial_choices import choices
-from planner.milp.cut.problem import CutProblem
-from planner.milp.instance import Instance, changed, short_bytes
-from planner.milp.pins import Pins, freed, told
-from planner.milp.proof.feasible import every_cut, shortage, windows
-from planner.milp.search.descent import allowed, neighbours
+from planner.milp.instance import Instance, changed
+from planner.milp.search.candidates import short_bytes
 from planner.profile import CostKey
+from planner.proof import allowed, every_cut, neighbours, shortage, windows
 from planner.schedule import generate
 from planner.spatial import slides
 from planner.units import format_bytes

@@ -13,24 +13,32 @@ from typing import NamedTuple, get_args
 
 import numpy as np
 
+from planner import limits
 from planner.arrays import NS_PER_S, BoolArray, IntArray
 from planner.cluster import Cluster, Group
+from planner.configurations import (
+    Configuration,
+    Held,
+    Pins,
+    PlacementCosts,
+    asked,
+    can_share,
+    choice_of,
+    choices,
+    group_on,
+    groups_with_cut,
+    may_be_whole,
+    needs_space,
+    none_of,
+)
 from planner.cost import GridChoice, Prices, Tables, price, shared_tables
+from planner.cuts import CutProblem, WorkMeter, alone
 from planner.errors import BadInput, Violation
 from planner.group import MeshOnCluster
-from planner.milp import limits
-from planner.milp.configurations.configurations import Configuration, can_share
-from planner.milp.configurations.placement import PlacementCosts
-from planner.milp.configurations.spatial_choices import asked, choice_of, choices, needs_space, none_of
-from planner.milp.configurations.tensor_parts import group_on, groups_with_cut, may_be_whole
-from planner.milp.cut.frozen_order import WorkMeter
-from planner.milp.cut.problem import CutProblem
-from planner.milp.cut.recompute_least import alone
-from planner.milp.pins import Held, Pins
 from planner.milp.problems import FAMILY, Kept, Orders, Problems, arranged, pinned_cut
-from planner.milp.proof.feasible import windows
 from planner.model import own_states, refusals
 from planner.profile import CostKey, Profile, corrected
+from planner.proof import windows
 from planner.schedule import FAMILIES
 
 WHOLE = GridChoice()
@@ -121,6 +129,11 @@ class Instance:
         every = [k for k in range(2, data + 1) if data % k == 0 and (few or k in (near, data))]
         what = get_args(Held)[1:2] if own_states(self.profile.graph) else get_args(Held)[1:]
         return tuple(replace(shape, held=held, ranks=k) for held in what for k in every)
+
+    def may_share(self, shape: Configuration) -> bool:
+        """Returns whether the configuration has a variant with a sharded optimizer that waits with it."""
+        free = self.pins.shard is not False and not self.joint
+        return free and not shape.shard and not shape.held and shape.holders > 1
 
     @property
     def layers(self) -> int:
@@ -259,20 +272,6 @@ class Instance:
     def _own_cut(self) -> IntArray | None:
         """Returns the cut of the user, if there is one."""
         return None if self.pins.stages is None else pinned_cut(self.profile, self.pins.stages)
-
-
-def short_bytes(instance: Instance, shape: Configuration) -> int:
-    """Returns the bytes by which the state of the model, spread evenly, exceeds the largest device; 0 where it fits."""
-    tables = instance.tables(shape) if shape.mesh else instance.whole(shape.micro)
-    share = shape.updaters
-    trained = float(tables.gradients[0, -1])
-    state = tables.elements[0, -1] * tables.state_bytes_per_element / share
-    averages = trained if tables.averaged else 0.0
-    parts = {"": 0.0, "gradients": trained + averages, "parameters": 2 * trained + averages}[shape.held]
-    spared = parts * (1 - 1 / share)
-    whole = float(tables.parameters[0, -1]) + averages + trained + state - spared
-    most = max(group.limit_bytes for group in instance.cluster.nodes)
-    return max(0, int(shape.pipes * whole / shape.workers) - most)
 
 
 def changed(

@@ -16,22 +16,28 @@ import numpy as np
 
 from planner.arrays import BoolArray, IntArray
 from planner.cluster import Sum
+from planner.configurations import Configuration, PlacementCosts, Update, part_sums
 from planner.cost import GridChoice, Tables, layer_ns, update_pace
+from planner.cuts import (
+    COMPUTE,
+    KINDS,
+    CutProblem,
+    CutRow,
+    GridKey,
+    LeastRecompute,
+    Order,
+    RecomputeMoments,
+    RecomputeProblem,
+    WorkMeter,
+    column_sums,
+    row_sums,
+    with_units,
+)
 from planner.errors import BadInput
 from planner.layout import Mesh
-from planner.milp.configurations.configurations import Configuration
-from planner.milp.configurations.placement import PlacementCosts
-from planner.milp.configurations.tensor_parts import part_sums
-from planner.milp.cut.frozen_order import Order, WorkMeter
-from planner.milp.cut.problem import CutProblem, CutRow
-from planner.milp.cut.recompute_choice import RecomputeMoments, RecomputeProblem
-from planner.milp.cut.recompute_least import LeastRecompute
-from planner.milp.cut.stage_costs import COMPUTE, KINDS, GridKey
-from planner.milp.cut.unit_times import column_sums, row_sums, with_units
-from planner.milp.pins import Update
-from planner.milp.search.descent import even, judge, near
 from planner.plan import StageTimes
 from planner.profile import CostKey, Profile, launch_ns
+from planner.proof import even, judge, near
 from planner.schedule import Kind, Schedule, generate, overlapped, with_recompute
 from planner.simulate import best_overlap
 
@@ -226,11 +232,7 @@ def mirrored(schedule: Schedule) -> Schedule:
 def _generate(shape: Configuration) -> Schedule | None:
     try:
         return generate(
-            shape.family,
-            workers=shape.workers,
-            micros=shape.micros,
-            pairs=shape.pairs,
-            chunks=shape.chunks,
+            shape.family, workers=shape.workers, micros=shape.micros, pairs=shape.pairs, chunks=shape.chunks
         )
     except BadInput:
         return None

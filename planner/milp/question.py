@@ -9,17 +9,22 @@ from dataclasses import dataclass, field, replace
 from math import prod
 
 from planner.cluster import Cluster, total_devices, with_memory, with_network, with_nodes
+from planner.configurations import (
+    SEARCHED,
+    Configuration,
+    Pins,
+    check_parts,
+    check_space,
+    pins,
+    told,
+    with_stages,
+)
 from planner.errors import BadInput, Infeasible
+from planner.limits import Effort
 from planner.milp import infeasible
-from planner.milp.configurations.configurations import SEARCHED, Configuration
-from planner.milp.configurations.spatial_choices import check_space
-from planner.milp.configurations.tensor_parts import check_parts
 from planner.milp.instance import Instance, changed
 from planner.milp.layer_orders import orders
-from planner.milp.limits import Effort
-from planner.milp.pins import Pins, pins, told, with_stages
 from planner.milp.search.candidates import Candidates, ranked
-from planner.milp.search.descent import UNFIT_NS, judge
 from planner.milp.search.pick import thriftier
 from planner.milp.search.state import SearchState
 from planner.milp.uneven import uneven
@@ -27,6 +32,7 @@ from planner.milp.write_plan import plan_of
 from planner.model import own_states
 from planner.plan import Plan, held_in_half
 from planner.profile import Profile
+from planner.proof import UNFIT_NS, judge
 from planner.schedule import FAMILIES, ROUNDS_BY_PART, rounds_by_part
 
 

@@ -19,7 +19,7 @@ from functools import cache
 from heapq import heapify, heapreplace
 
 from planner.arrays import NS_PER_S
-from planner.milp.configurations.placement import _profiled_rate, _slowness
+from planner.configurations import profiled_rate, slowness_of
 from planner.milp.instance import Instance
 from planner.plan import Certificate, Plan, ReplicaTimes, StageTimes
 from planner.profile import corrected
@@ -49,8 +49,8 @@ def speeds(instance: Instance) -> list[float]:
     Args: `instance` has the cluster.
     """
     cluster = instance.cluster
-    profiled = _profiled_rate(cluster, instance.profile.device)
-    return [_slowness(cluster.groups[slot.node], profiled) for slot in instance.machines.slots]
+    profiled = profiled_rate(cluster, instance.profile.device)
+    return [slowness_of(cluster.groups[slot.node], profiled) for slot in instance.machines.slots]
 
 
 def fluid_ns(instance: Instance) -> int:

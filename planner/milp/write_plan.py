@@ -12,17 +12,12 @@ import numpy as np
 
 from planner.arrays import NS_PER_S, IntArray
 from planner.choose import LayoutPrice
+from planner.configurations import Pins, choice_of, converting_ns, lines_of, shapes, with_conversions
 from planner.cost import GridChoice, stage_of
+from planner.cuts import COMPUTE, KINDS, CutProblem
 from planner.kept import KeptEntries
 from planner.layout import Mesh, Wish
-from planner.milp.configurations.configurations import shapes
-from planner.milp.configurations.spatial_choices import choice_of
-from planner.milp.configurations.tensor_parts import converting_ns, lines_of, with_conversions
-from planner.milp.cut.problem import CutProblem
-from planner.milp.cut.stage_costs import COMPUTE, KINDS
 from planner.milp.instance import Instance
-from planner.milp.pins import Pins
-from planner.milp.search.descent import Answer
 from planner.model import crossings, stage_of_layers
 from planner.plan import (
     Axes,
@@ -44,6 +39,7 @@ from planner.plan import (
     uncorrected_conversions,
 )
 from planner.profile import Profile, SampleCost
+from planner.proof import Answer
 from planner.schedule import Kind
 from planner.simulate import PART_NAMES, compile, duration_vector, period
 from planner.sums import SumsByName, today

@@ -1,7 +1,6 @@
 """A plan in the hand of somebody who explores: it shows itself, and can be asked what would be if.
 
-plan.what_if(schedule="chimera", pairs=2)
-plan.frontier().plot()  # every plan of a frontier is one that can be asked further
+plan.what_if(schedule="chimera", pairs=2).frontier().plot()  # every plan of an answer can be asked further
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ from pydantic import PrivateAttr
 from planner import show
 from planner.errors import BadInput, ShardwrightError
 from planner.explore import Frontier, frontier
-from planner.milp import Question, SearchWatch, solve
+from planner.limits import SearchWatch
+from planner.milp import Question, solve
 from planner.plan import Plan, stage_rows
 from planner.shown import CellBar, Shown, frame_of
 from planner.terminal import Output

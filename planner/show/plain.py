@@ -20,7 +20,7 @@ from planner.terminal import columns
 from planner.units import format_bytes, format_duration, format_percent
 
 if TYPE_CHECKING:
-    from planner.milp import SearchProgress
+    from planner.limits import SearchProgress
 
 _NAMED = 6  # layers of a list
 

@@ -10,21 +10,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from planner.milp import explain, limits
-from planner.milp.configurations.spatial_choices import needs_space
+from planner import limits
+from planner.configurations import NO_GATHER, Pins, needs_space
+from planner.limits import Effort
+from planner.milp import explain
 from planner.milp.instance import Instance, changed
 from planner.milp.layer_orders.elements import ElementWork, Sent
 from planner.milp.layer_orders.lattice import TooManyIdeals, best_stages
-from planner.milp.limits import Effort
-from planner.milp.pins import NO_GATHER, Pins
-from planner.milp.proof.order_free import order_free_bound_ns
 from planner.milp.search.candidates import Candidates
-from planner.milp.search.descent import UNFIT_NS
 from planner.milp.search.search import search
 from planner.milp.search.state import SearchState
+from planner.milp.space import searched_space
 from planner.model import ModelGraph, alone, dependences, misplaced
 from planner.plan import Certificate, LayerOrders
 from planner.profile import Profile
+from planner.proof import UNFIT_NS, order_free_bound_ns
 from planner.schedule import Kind
 
 Names = tuple[str, ...]
@@ -65,7 +65,7 @@ def _certificate(state: SearchState) -> Certificate:
             unfinished=len({tried.shape for tried in state.open if tried.bound_ns < objective}),
             rescheduled=state.listed,
         ),
-        space=explain.searched_space(state.instance),
+        space=searched_space(state.instance),
         chosen=explain.priced("chosen", best),
         rivals=tuple(explain.rivals(state.instance, best.problem, list(state.tried.values()))),
     )

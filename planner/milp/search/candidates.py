@@ -15,15 +15,13 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.arrays import IntArray
+from planner.configurations import Configuration, Pins, SplitGroup, choice_of, groups, of_group
 from planner.cost import GridChoice, least_work_ns
-from planner.milp.configurations.configurations import Configuration, SplitGroup, groups, of_group
-from planner.milp.configurations.spatial_choices import choice_of
-from planner.milp.cut.unit_times import LayerWork
+from planner.cuts import LayerWork
 from planner.milp.instance import Instance
-from planner.milp.pins import Pins
-from planner.milp.proof.totals import TotalsBound
-from planner.milp.search.descent import UNFIT_NS
+from planner.milp.search.totals import TotalsBound
 from planner.profile import CostKey
+from planner.proof import UNFIT_NS
 from planner.schedule import FAMILIES
 
 PLAINEST = list(FAMILIES)  # on one worker many families take the same time: the plainest is named
@@ -180,6 +178,20 @@ def _guessed(bound: TotalsBound, shape: Configuration) -> float:
     idle = BUBBLES[shape.family](shape, work) if shape.workers > 1 else 0.0
     handed = 0.5 if shape.shard else 0.0  # of the sums: every holder hands on what it has updated
     return max(load + idle, bound.free_ns(shape)) + float(sums) * (1 + handed) + hops
+
+
+def short_bytes(instance: Instance, shape: Configuration) -> int:
+    """Returns the bytes by which the state of the model, spread evenly, exceeds the largest device; 0 where it fits."""
+    tables = instance.tables(shape) if shape.mesh else instance.whole(shape.micro)
+    share = shape.updaters
+    trained = float(tables.gradients[0, -1])
+    state = tables.elements[0, -1] * tables.state_bytes_per_element / share
+    averages = trained if tables.averaged else 0.0
+    parts = {"": 0.0, "gradients": trained + averages, "parameters": 2 * trained + averages}[shape.held]
+    spared = parts * (1 - 1 / share)
+    whole = float(tables.parameters[0, -1]) + averages + trained + state - spared
+    most = max(group.limit_bytes for group in instance.cluster.nodes)
+    return max(0, int(shape.pipes * whole / shape.workers) - most)
 
 
 def plainest(shape: Configuration) -> Configuration:

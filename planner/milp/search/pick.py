@@ -12,16 +12,23 @@ from itertools import islice, product
 
 import numpy as np
 
-from planner.milp import explain, limits
-from planner.milp.configurations.configurations import Configuration
-from planner.milp.instance import Instance, short_bytes
-from planner.milp.proof.boxes import ROUNDING
-from planner.milp.proof.feasible import silent_parts
-from planner.milp.proof.prove import ConfigurationProof, ConfigurationState
-from planner.milp.proof.totals import TotalsBound
-from planner.milp.search.candidates import PLAINEST, Candidates, guess_ns, plainest
-from planner.milp.search.descent import UNFIT_NS, Answer, judge, starts
+from planner import limits
+from planner.configurations import Configuration
+from planner.milp import explain
+from planner.milp.instance import Instance
+from planner.milp.search.candidates import PLAINEST, Candidates, guess_ns, plainest, short_bytes
 from planner.milp.search.state import SearchState
+from planner.milp.search.totals import TotalsBound
+from planner.proof import (
+    ROUNDING,
+    UNFIT_NS,
+    Answer,
+    ConfigurationProof,
+    ConfigurationState,
+    judge,
+    silent_parts,
+    starts,
+)
 
 
 def pick(state: SearchState, configurations: Candidates) -> None:
@@ -59,7 +66,7 @@ def _promising(state: SearchState, configurations: Candidates) -> list[Configura
     bound = TotalsBound(state.instance)
     found = [(guess_ns(bound, shape), shape) for shape in configurations.first(limits.SHARED_GUESSES)]
     for guess, shape in list(found):
-        variants = [replace(shape, shard=True)] if state.may_share(shape) else []
+        variants = [replace(shape, shard=True)] if state.instance.may_share(shape) else []
         for shared in (*variants, *state.instance.by_element(shape)):
             if (other := guess_ns(bound, shared)) < guess:
                 found.append((other, shared))
@@ -188,7 +195,7 @@ def take_trivial(state: SearchState, allowed: Candidates) -> None:
         return
     for _, chosen in explain.trivial(state.instance):
         for shape in (each for each in chosen if each in allowed):
-            shared = (replace(shape, shard=True),) if state.may_share(shape) else ()
+            shared = (replace(shape, shard=True),) if state.instance.may_share(shape) else ()
             for each in (shape, *shared, *state.instance.by_element(shape)):
                 tried = state.look(each) if state.least_ns(each) <= limits.HOPE * state.limit else None
                 if tried is not None:

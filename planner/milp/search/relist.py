@@ -15,23 +15,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from planner import limits
+from planner.configurations import Configuration
+from planner.cuts import CutProblem, Order
 from planner.errors import BadInput
-from planner.milp import infeasible, limits
-from planner.milp.configurations.configurations import Configuration
-from planner.milp.cut.frozen_order import Order
-from planner.milp.cut.problem import CutProblem
-from planner.milp.limits import SearchProgress
+from planner.limits import SearchProgress
+from planner.milp import infeasible
 from planner.milp.search import pick
 from planner.milp.search.candidates import Candidates
-from planner.milp.search.descent import UNFIT_NS, Answer, descend, judge
 from planner.milp.write_plan import hops, stage_times
 from planner.plan import Hop, StageTimes
+from planner.proof import UNFIT_NS, Answer, descend, judge
 from planner.schedule import Costs, Limits, Schedule, relistings
 from planner.simulate import PART_NAMES
 
 if TYPE_CHECKING:
-    from planner.milp.proof.prove import ConfigurationState
     from planner.milp.search.state import SearchState
+    from planner.proof import ConfigurationState
 
 _LISTING_NS = 250_000.0  # work of rescheduling one action, by the meter
 

@@ -13,18 +13,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 
+from planner import limits
+from planner.configurations import Configuration
 from planner.errors import Infeasible
-from planner.milp import formulation, infeasible, limits
-from planner.milp.configurations.configurations import Configuration
-from planner.milp.instance import Instance, short_bytes
-from planner.milp.limits import Effort
+from planner.limits import Effort
+from planner.milp import formulation, infeasible
+from planner.milp.instance import Instance
 from planner.milp.problems import Rows
-from planner.milp.proof.prove import ConfigurationProof, ConfigurationState
 from planner.milp.search import pick, relist
-from planner.milp.search.candidates import Candidates
-from planner.milp.search.descent import UNFIT_NS, Answer, descend, fits, starts
+from planner.milp.search.candidates import Candidates, short_bytes
 from planner.milp.search.relist import Waiting
 from planner.milp.search.state import SearchState
+from planner.proof import UNFIT_NS, Answer, ConfigurationProof, ConfigurationState, descend, fits, starts
 
 
 @limits.seldom_collected()

@@ -9,21 +9,32 @@ from typing import Literal
 
 import numpy as np
 
-from planner.milp import formulation, limits
-from planner.milp.configurations.configurations import Configuration
-from planner.milp.cut.problem import CutProblem
-from planner.milp.cut.recompute_choice import RecomputeProblem
-from planner.milp.instance import Instance, short_bytes
-from planner.milp.limits import Effort
+from planner import limits
+from planner.configurations import Configuration
+from planner.cuts import CutProblem, RecomputeProblem
+from planner.limits import Effort
+from planner.milp import formulation
+from planner.milp.instance import Instance
 from planner.milp.problems import Rows
-from planner.milp.proof.boxes import ROUNDING, Box
-from planner.milp.proof.feasible import fits_surely, silent_parts, whole
-from planner.milp.proof.hull import Windows
-from planner.milp.proof.prove import ConfigurationProof, ConfigurationState
-from planner.milp.proof.stagewise import stagewise_ns
-from planner.milp.proof.totals import TotalsBound
-from planner.milp.search.candidates import plainest
-from planner.milp.search.descent import UNFIT_NS, Answer, annealed, balanced, descend, starts
+from planner.milp.search.candidates import plainest, short_bytes
+from planner.milp.search.totals import TotalsBound
+from planner.proof import (
+    ROUNDING,
+    UNFIT_NS,
+    Answer,
+    Box,
+    ConfigurationProof,
+    ConfigurationState,
+    Windows,
+    annealed,
+    balanced,
+    descend,
+    fits_surely,
+    silent_parts,
+    stagewise_ns,
+    starts,
+    whole,
+)
 
 
 @dataclass(kw_only=True)
@@ -249,10 +260,8 @@ class SearchState:
     def least_ns(self, shape: Configuration) -> float:
         """Returns the lower bound by a configuration's totals; no more of it than is needed to rule it out."""
         plain = self.near.get(replace(shape, recompute=False, sparing=False, chosen=()), 0.0)
-        bare = self._bare_ns(shape)
-        least = max(
-            self.floors.free_ns(shape), plain, bare
-        )  # no cut takes less than where nothing recomputes
+        # No cut takes less than where nothing recomputes
+        least = max(self.floors.free_ns(shape), plain, self._bare_ns(shape))
         return least if least > self.limit - 1 else max(least, self.floors.summed_ns(shape))
 
     def _bare_ns(self, shape: Configuration) -> float:
@@ -263,7 +272,7 @@ class SearchState:
         """Returns the lower bound of a configuration and of the variants whose replicas share, which wait together."""
         if (least := self.floors.computed_ns(shape)) > self.limit - 1:
             return least
-        state = [replace(shape, shard=True)] * self.may_share(shape)
+        state = [replace(shape, shard=True)] * self.instance.may_share(shape)
         return min(map(self.least_ns, (shape, *state, *self.instance.by_element(shape))))
 
     def examine(self, shape: Configuration) -> bool:
@@ -284,13 +293,8 @@ class SearchState:
         """Yields the variants whose replicas share by element, and the one with a sharded optimizer where that pays."""
         yield from (x for x in self.instance.by_element(shape) if self.least_ns(x) <= self.limit - 1)
         shared = replace(shape, shard=True)
-        if not self.may_share(shape) or self.least_ns(shared) > self.limit - 1:
+        if not self.instance.may_share(shape) or self.least_ns(shared) > self.limit - 1:
             return
         plain, other = self.look(shape), self.look(shared)
         if plain is not None and other is not None and other.problem.updates_sooner(plain.problem, self.pays):
             yield shared
-
-    def may_share(self, shape: Configuration) -> bool:
-        """Returns whether the configuration has a variant with a sharded optimizer that waits with it."""
-        free = self.instance.pins.shard is not False and not self.instance.joint
-        return free and not shape.shard and not shape.held and shape.holders > 1

@@ -8,10 +8,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from math import prod
 
+from planner import limits
 from planner.cluster import Cluster
 from planner.errors import BadInput, Infeasible
 from planner.kept import KeptEntries
-from planner.milp import Question, limits, solve_or_none
+from planner.milp import Question, solve_or_none
 from planner.plan import Plan
 from planner.profile import Profile, Seconds
 from planner.schedule import FAMILIES

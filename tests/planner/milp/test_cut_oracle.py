@@ -7,9 +7,10 @@ from itertools import product
 
 import pytest
 
+from planner import limits
 from planner.choose import layouts, rows_of, work_of
 from planner.cluster import Cluster, load
-from planner.milp import Question, limits, solve, solve_or_none
+from planner.milp import Question, solve, solve_or_none
 from planner.plan import Plan
 from planner.profile import CostKey
 from planner.simulate import period_of_plan

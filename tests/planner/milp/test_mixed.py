@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from planner.cluster import CATALOGUE, Cluster, NodeGroup, Rates
+from planner.configurations.configurations import shapes
 from planner.milp import Question, solve, solve_with_search
-from planner.milp.configurations.configurations import shapes
-from planner.milp.proof.totals import TotalsBound
 from planner.milp.search.candidates import ranked
-from planner.milp.search.descent import UNFIT_NS, judge
+from planner.milp.search.totals import TotalsBound
 from planner.plan import Plan, schedule_of
 from planner.profile import Profile
 from planner.program import lower
 from planner.program import violations as program_violations
+from planner.proof.descent import UNFIT_NS, judge
 from planner.verify import violations
 from tests.planner.milp.instances import Block, chain, cluster, profile
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from planner.configurations.pins import pins
 from planner.errors import BadInput, Infeasible
 from planner.milp import Question, solve
-from planner.milp.pins import pins
 from planner.model import Buffer
 from planner.plan import Plan, Rival
 from planner.profile import Profile

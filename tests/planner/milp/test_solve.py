@@ -10,7 +10,8 @@ import pytest
 
 from planner.cluster import Cluster, NodeGroup, Rates, with_node_groups
 from planner.errors import BadInput, Infeasible
-from planner.milp import Effort, Question, effort_named, solve
+from planner.limits import Effort, effort_named
+from planner.milp import Question, solve
 from planner.plan import Plan, dump
 from planner.profile import Profile
 from planner.verify import violations

@@ -8,7 +8,8 @@ from typing import Literal
 import pytest
 
 from planner.errors import BadInput
-from planner.milp import Effort, Question, solve
+from planner.limits import Effort
+from planner.milp import Question, solve
 from planner.milp.layer_orders import orders
 from planner.model import Buffer, ModelGraph, alone, misplaced
 from planner.plan import (

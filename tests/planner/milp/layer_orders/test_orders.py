@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from planner.configurations.pins import pins
 from planner.milp.layer_orders.orders import _free
-from planner.milp.pins import pins
 
 
 @pytest.mark.parametrize(

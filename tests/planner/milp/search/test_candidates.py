@@ -8,13 +8,14 @@ from itertools import pairwise
 import pytest
 
 from planner.cluster import Cluster, NodeGroup
-from planner.milp import Effort, Question, SearchState
-from planner.milp.configurations.configurations import Configuration
-from planner.milp.configurations.spatial_choices import choice_of
+from planner.configurations.configurations import Configuration
+from planner.configurations.spatial_choices import choice_of
+from planner.limits import Effort
+from planner.milp import Question, SearchState
 from planner.milp.instance import Instance
-from planner.milp.proof.totals import TotalsBound
 from planner.milp.search.candidates import PLAINEST, Candidates, guess_ns, ranked
 from planner.milp.search.pick import even_ns
+from planner.milp.search.totals import TotalsBound
 from tests.draws import part
 from tests.planner.milp.instances import chain, cluster, profile
 from tests.planner.milp.test_space_oracle import case

@@ -9,13 +9,13 @@ import pytest
 
 from planner.milp import Question, SearchState, solve, solve_with_search
 from planner.milp.search import relist as relisting
-from planner.milp.search.descent import judge
 from planner.milp.search.relist import costs_of
 from planner.plan import Plan, dump, schedule_of
 from planner.plan.yaml import parse
 from planner.profile import Profile
 from planner.program import lower
 from planner.program import violations as program_violations
+from planner.proof.descent import judge
 from planner.schedule import relistings
 from planner.simulate import period_of_plan
 from planner.verify import violations

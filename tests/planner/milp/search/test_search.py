@@ -11,31 +11,23 @@ from random import Random
 
 import pytest
 
+from planner import limits
 from planner.errors import BadInput, Infeasible
-from planner.milp import (
-    Effort,
-    Question,
-    SearchProgress,
-    SearchState,
-    SearchWatch,
-    effort_named,
-    limits,
-    solve,
-    solve_with_search,
-)
-from planner.milp.proof.boxes import ROUNDING
-from planner.milp.proof.feasible import windows
+from planner.limits import Effort, SearchProgress, SearchWatch, effort_named
+from planner.milp import Question, SearchState, solve, solve_with_search
 from planner.milp.search import pick
 from planner.milp.search import search as searching
 from planner.milp.search.candidates import Candidates, plainest
-from planner.milp.search.descent import annealed, descend, even
 from planner.milp.search.relist import Waiting
 from planner.plan import Plan, dump
 from planner.profile import Seconds
+from planner.proof.boxes import ROUNDING
+from planner.proof.descent import annealed, descend, even
+from planner.proof.feasible import windows
 from planner.verify import violations
 from tests.draws import SEED, part
 from tests.planner.milp.instances import chain, cluster, profile
-from tests.planner.milp.proof.test_totals import branched, cuts, posed
+from tests.planner.milp.search.test_totals import branched, cuts, posed
 
 ASKED = {
     "free": Question(profile=profile(chain(9, 3, skips=1), micros=(1, 2)), cluster=cluster(2, 2), batch=8),
