@@ -124,7 +124,7 @@ def serve(folder: Path, owner: int, ready: int) -> None:
     listener.listen(64)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     sys.executable = str(folder / "bin" / "python")
-    sys.path[:] = [entry for entry in sys.path if entry not in ("", os.getcwd())]
+    del sys.path[0]  # of `-m`; an editable install may have put the same folder further back
     gc.collect()
     gc.freeze()
     (folder / "ready").touch()

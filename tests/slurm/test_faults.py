@@ -130,6 +130,7 @@ def test_a_stopped_rank_is_named_among_those_that_wait_for_it(
     assert after == ("done", "")
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_a_rank_that_exits_5_ends_the_launch_with_5(cluster: Cluster, warm: Warm, tmp_path: Path) -> None:
     """From the command line, from another process than this one."""
     (tmp_path / "plan.yaml").write_text(plan_yaml.dump(paced_plan(leaves=0)))
@@ -217,6 +218,7 @@ def test_a_job_ended_by_scancel_is_cancelled_for_good_and_can_be_resumed(
     assert len(begun) <= STEPS + 2  # of a save every second step
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_a_launcher_that_is_killed_changes_nothing_and_another_shell_sees_the_run(
     cluster: Cluster, gate: Gate, warm: Warm, undisturbed: dict[int, float], tmp_path: Path
 ) -> None:

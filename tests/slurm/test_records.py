@@ -17,6 +17,7 @@ from tests.slurm.jobs import PATIENCE_S, launch, paced_plan, until
 from tests.slurm.warm import Warm
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_a_run_that_the_command_has_waited_for_is_read_and_its_page_says_measured_first(
     cluster: Cluster, warm: Warm, tmp_path: Path
 ) -> None:

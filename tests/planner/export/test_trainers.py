@@ -79,6 +79,7 @@ for name, text in texts.items():
 """
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_torchtitan_takes_every_setting() -> None:
     for name, seen in asked_of("torchtitan", TORCHTITAN, "torchtitan").items():
         plan = planned(name)
@@ -115,6 +116,7 @@ for name, text in texts.items():
 """
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_deepspeed_takes_every_setting_and_cuts_where_the_plan_does() -> None:
     for name, seen in asked_of("deepspeed", DEEPSPEED, "deepspeed").items():
         plan = planned(name)
@@ -171,6 +173,7 @@ for name, text in texts.items():
 """
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_megatron_takes_every_setting() -> None:
     for name, seen in asked_of("megatron", MEGATRON, "megatron").items():
         plan = planned(name)
@@ -202,6 +205,7 @@ for name, text in texts.items():
 """
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_accelerate_takes_every_setting() -> None:
     for name, seen in asked_of("accelerate", ACCELERATE, "accelerate").items():
         plan = planned(name)

@@ -187,6 +187,7 @@ def test_a_cause_keeps_the_traceback(tmp_path: Path) -> None:
     assert "_misbehave" in "".join(cause.where)
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_a_launched_run_trains_traces_and_names_the_rank_that_is_killed(tmp_path: Path) -> None:
     plan = plan_of(HERE + "mlp.py", {}, workers=2, micros=2)
     run = launch(plan, tmp_path / "well", steps=2, detach=True)
@@ -322,6 +323,7 @@ def test_a_local_run_ends_with_its_launcher_and_goes_on_when_launched_again(tmp_
     assert again.losses == launch_inline(plan, tmp_path / "inline", steps=steps).losses
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_ctrl_c_ends_a_run_with_a_word_and_what_to_type(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
