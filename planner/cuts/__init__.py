@@ -2,8 +2,8 @@
 
 In come a configuration with its order and the tables of stages; out comes a `CutProblem`, which prices cuts as arrays.
 Start reading in `problem.py` (time), then `stage_costs.py`, where a worker's bytes are added up. `frozen_order.py` keeps
-what is worked out once for an order, `recompute_choice.py` lets each stage recompute or not, and `unit_times.py` says how
-long the layers take that no cut divides.
+what is worked out once for an order, `recompute_choice.py` lets each stage recompute or not, and `unit_times.py` has the
+work of every layer, with what gathers and sums of its unit add, for bounds that know no cut yet.
 """
 
 from planner.cuts.frozen_order import Order, WorkMeter
