@@ -12,7 +12,7 @@ flat graph without writes, `layers.py` groups operations into layers, `describe.
 
 from planner.capture.batch import growing_dim
 from planner.capture.beside import mixes_samples
-from planner.capture.capture import capture
+from planner.capture.capture import capture, origin_of
 from planner.capture.captured import Captured
 from planner.capture.evaluation import evaluation_of
 from planner.capture.export_workarounds import average_batch_norm, share_of_latest
@@ -35,6 +35,7 @@ from planner.capture.self_check import check_training
 from planner.capture.stage_modules import CONTEXTS, StageModule, cut, layer_module, materialise, name_of
 from planner.capture.state_use import Decay, StateUse, decays, use_of_states
 from planner.capture.traced_graph import LAYER, SYNCHRONISED
+from planner.capture.travel import from_data, to_data
 
 __all__ = [
     "CONTEXTS",
@@ -61,6 +62,7 @@ __all__ = [
     "entered",
     "evaluation_of",
     "forward_of",
+    "from_data",
     "growing_dim",
     "initial",
     "layer_module",
@@ -72,6 +74,7 @@ __all__ = [
     "opaque_layers",
     "operation_of",
     "operations_of",
+    "origin_of",
     "random",
     "sample_of",
     "samples_of",
@@ -79,6 +82,7 @@ __all__ = [
     "share_of_latest",
     "storage_of",
     "tensor_digest",
+    "to_data",
     "use_of_states",
     "with_names",
     "write_model",

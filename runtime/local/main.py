@@ -1,33 +1,46 @@
 """The supervisor process of a local run: `python -P -m runtime.local.main FOLDER PARENT [RANK]`.
 
-PARENT is the process whose end ends the run, or 0 for a detached run. With RANK this is the process of one rank, which
-starts with nothing of the supervisor's.
+PARENT is the process whose end ends the run, or 0 for a detached run. The supervisor begins when it reads a line, since
+the run folder is prepared while it loads its libraries; where none comes, there is no run. With RANK this is the process
+of one rank, which starts with nothing of the supervisor's.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, MutableMapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
+from planner import files
 from planner import plan as plans
+from planner import workload as workloads
+from planner.capture import from_data, origin_of
+from planner.errors import BadInput
 from planner.plan import Plan
+from planner.workload import DAMAGES
 from runtime import checkpoint as checkpoints
 from runtime import runfolder
-from runtime.local.run import afresh
+from runtime.local.run import afresh, digests, versions
 from runtime.local.supervise import be_a_rank, supervise
+from runtime.messages import in_order_of
 from runtime.runfolder import Attempt, Job, Paths, die_with_parent, note_attempt, result_of, tell
 from runtime.train import Model, run_script, sleep_rank, train_rank
 
+MOST_GRAPH_BYTES = 2**28  # of a captured model, without its tensors
+LOGGED = os.O_WRONLY | os.O_APPEND | os.O_CREAT
 STATES = {signal.SIGINT: "interrupted", signal.SIGTERM: "ended"}
 
 
@@ -82,7 +95,7 @@ def main(folder: str, parent: str) -> int:
     paths = Paths(Path(folder))
     job, plan = runfolder.read(paths), plans.load(paths.plan)
     torch.set_num_threads(1)  # a process that has run threads cannot be forked
-    model = None if job.content == "sleep" or job.device == "cuda" else Model.of(plan)
+    model = None if job.content == "sleep" or job.device == "cuda" else handed(plan, paths)
     tries: list[Attempt] = []
     while True:
         again = replace(job, generation=job.generation + len(tries))
@@ -116,6 +129,22 @@ def main(folder: str, parent: str) -> int:
     return outcome.status
 
 
+def handed(plan: Plan, paths: Paths) -> Model:
+    """Returns a plan with its workload and the captured model that the launcher wrote into the run folder.
+
+    The model is captured here where none was written, or where torch or a file of the user's is another since.
+    """
+    settings = {name: str(value) for name, value in plan.model.arguments.items()}
+    workload = workloads.load(plan.model.workload, settings)
+    with suppress(BadInput, OSError, SafetensorError, *DAMAGES):
+        told, data = files.read_json(paths.captured, max_bytes=MOST_GRAPH_BYTES)
+        if told["versions"] == versions() and told["code"] == digests(told["code"]):
+            found = from_data(data, load_file(paths.constants))
+            found = replace(found, origin=origin_of(workload), alone=told["alone"])
+            return Model(plan, workload, in_order_of(plan, found))
+    return Model.of(plan, workload)
+
+
 def rank_main(paths: Paths, job: Job, plan: Plan, model: Model | None) -> Callable[[int], None]:
     """Returns the function that the process of a rank runs, given the rank.
 
@@ -145,7 +174,7 @@ def be_alone(folder: str, parent: str, rank: str) -> NoReturn:
         if job.device == "cuda":
             take_gpu(os.environ, int(rank), len(plan.places), torch.cuda.device_count())
         torch.set_num_threads(job.threads)
-        _of_job(job)(paths, job, Model.of(plan), int(rank))
+        _of_job(job)(paths, job, handed(plan, paths), int(rank))
         return 0
 
     be_a_rank(paths, int(rank), int(parent), run)
@@ -166,9 +195,22 @@ def take_gpu(environment: MutableMapping[str, str], rank: int, ranks: int, gpus:
         print(f"{ranks} ranks share {gpus} GPUs: their times say little", flush=True)
 
 
+def wait_for(folder: str) -> None:
+    """Waits until the run folder is prepared, and writes in its log from then on. Without a run this process ends."""
+    importlib.import_module("torch._dynamo")  # which the first fake tensor loads
+    if not sys.stdin.readline():
+        os._exit(0)
+    log = Paths(Path(folder)).root / "logs" / "supervisor.log"
+    for number, name, flags in ((0, Path(os.devnull), os.O_RDONLY), (1, log, LOGGED), (2, log, LOGGED)):
+        file = os.open(name, flags, 0o600)
+        os.dup2(file, number)
+        os.close(file)
+
+
 if __name__ == "__main__":
     if len(sys.argv) > 3:
         be_alone(*sys.argv[1:])
+    wait_for(sys.argv[1])
     status = main(*sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()

@@ -6,24 +6,34 @@ from the last complete one.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import IO, TYPE_CHECKING, NoReturn
 
+from planner.errors import BadInput
+from planner.files import absolute
 from planner.plan import Plan
-from planner.workload import Workload
+from planner.workload import Workload, is_users
 from runtime import runfolder
 from runtime.runfolder import Outcome, Paths, tell
+
+if TYPE_CHECKING:
+    from runtime.train import Model
 
 FIRST_LOOK_S, LAST_LOOK_S = 2.0, 60.0  # between two looks at a run, at first and after a long wait
 INTERRUPT_S = 5.0  # until an interrupted supervisor has written its outcome
 POLL_S = 0.2
+MOST_CONSTANT_BYTES = 2**28  # of a captured model; more are captured by each process
 # Of processes that compute on the host: torch asks for GPUs wherever it sees any, and then they cannot fork.
 NO_GPUS = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
 
@@ -135,14 +145,61 @@ def start(
       where somebody else uses the run folder.
     Raises: BadInput and BadPlan for whatever can be known before the run starts.
     """
-    from runtime.train import Model, job_of, prepare, prepare_folder
+    with _supervisor(Path(folder), detach, str(settings.get("device", "cpu"))) as supervisor:
+        from runtime.train import Model, job_of, prepare, prepare_folder
 
-    job = job_of(plan, steps, settings)
-    if job.content == "sleep":
-        paths, _ = prepare_folder(plan, Path(folder), job, refuse)
-    else:
-        paths, _ = prepare(Model.of(plan, workload), Path(folder), job, refuse)
-    return _supervised(paths, detach, job.device)
+        job = job_of(plan, steps, settings)
+        if job.content == "sleep":
+            paths, _ = prepare_folder(plan, Path(folder), job, refuse)
+            model = None
+        else:
+            model = Model.of(plan, workload)
+            paths, _ = prepare(model, Path(folder), job, refuse)
+        try:
+            if model is not None:
+                hand_over(model, paths)
+            supervisor.begin(paths)
+        except BaseException:
+            runfolder.release(paths)
+            raise
+    return LocalBackend(paths, supervisor.process)
+
+
+def hand_over(model: Model, paths: Paths) -> None:
+    """Writes a captured model into a run folder, so that the processes of the run need not capture it again.
+
+    What only the user's code can compute is not written, nor what is too large.
+    Args: `paths` are the files of a run that this process prepares.
+    """
+    from safetensors.torch import save_file
+
+    from planner.capture import to_data
+
+    paths.captured.unlink(missing_ok=True)  # that of an earlier launch
+    constants = model.captured.layout.traced.constants
+    large = sum(tensor.nbytes for tensor in constants.values()) > MOST_CONSTANT_BYTES
+    if large or model.workload.folder is not None:  # a folder is read as it is
+        return
+    with suppress(BadInput, OSError):
+        data = to_data(model.captured)
+        loaded = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+        code = digests(file for file in loaded if file and is_users(file))
+        told = {"versions": versions(), "code": code, "alone": model.captured.alone}
+        save_file({name: x.detach().clone() for name, x in constants.items()}, paths.constants)
+        runfolder.write_whole(paths.captured, json.dumps([told, data]))
+
+
+def versions() -> list[str]:
+    """Returns the versions of what a captured model is made with."""
+    import torch
+
+    return [sys.version, torch.__version__]
+
+
+def digests(names: Iterable[str]) -> dict[str, str]:
+    """Returns digests of the files of code among these, by name."""
+    found = ((name, Path(name)) for name in names if name.endswith(".py"))
+    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in found if path.is_file()}
 
 
 def afresh(paths: Paths, rank: int) -> NoReturn:
@@ -153,27 +210,54 @@ def afresh(paths: Paths, rank: int) -> NoReturn:
 
     Args: the rank reads what it is to do in the run folder.
     """
-    os.execv(sys.executable, _command(paths, os.getppid(), str(rank)))
+    os.execv(sys.executable, _command(paths.root, os.getppid(), str(rank)))
 
 
-def _command(paths: Paths, parent: int, *more: str) -> list[str]:
-    return [sys.executable, "-P", "-m", "runtime.local.main", str(paths.root), str(parent), *more]
+def _command(root: Path, parent: int, *more: str) -> list[str]:
+    return [sys.executable, "-P", "-m", "runtime.local.main", str(root), str(parent), *more]
 
 
-def _supervised(paths: Paths, detach: bool, device: str) -> LocalBackend:
-    command = _command(paths, 0 if detach else os.getpid())
-    try:
-        with (paths.root / "logs" / "supervisor.log").open("ab") as log:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                env=os.environ | NO_GPUS if device == "cpu" else None,
-            )
-    except BaseException:
-        runfolder.release(paths)
-        raise
-    runfolder.note_process(paths, process.pid)
-    return LocalBackend(paths, process)
+@dataclass(frozen=True)
+class _Supervisor:
+    """A supervisor that waits for its run folder."""
+
+    process: subprocess.Popen[bytes]
+    said: IO[bytes]  # before the run folder had a log
+
+    def begin(self, paths: Paths) -> None:
+        """Has the supervisor begin with a run folder that is prepared. One that has ended is told as any other."""
+        runfolder.note_process(paths, self.process.pid)
+        assert self.process.stdin is not None
+        try:
+            with self.process.stdin as begun:
+                begun.write(b"\n")
+        except BrokenPipeError:
+            self.said.seek(0)
+            (paths.root / "logs" / "supervisor.log").write_bytes(self.said.read())
+
+
+@contextmanager
+def _supervisor(folder: Path, detach: bool, device: str) -> Iterator[_Supervisor]:
+    """Starts the supervisor of a run, which loads its libraries while the run is prepared: that takes both as long.
+
+    Args: `folder` is the run folder, which need not be there yet; `device` is that of the ranks.
+    Yields: the supervisor, which is ended where it has not begun at the end.
+    Raises: BadInput for a name that no folder can have.
+    """
+    if "\0" in str(folder):
+        raise BadInput("cannot be a run folder: embedded null byte", where=str(folder))
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(
+            _command(absolute(folder), 0 if detach else os.getpid()),
+            stdin=subprocess.PIPE,
+            stdout=said,
+            stderr=said,
+            start_new_session=True,
+            env=os.environ | NO_GPUS if device == "cpu" else None,
+        )
+        try:
+            yield _Supervisor(process, said)
+        except BaseException:
+            process.kill()
+            process.communicate()
+            raise

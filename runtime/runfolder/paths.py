@@ -31,6 +31,15 @@ class Paths:
         return self.root / "job.json"
 
     @property
+    def captured(self) -> Path:
+        """Returns the file with the captured model, for processes of this launch; its tensors are in `constants`."""
+        return self.root / "captured.json"
+
+    @property
+    def constants(self) -> Path:
+        return self.root / "constants.safetensors"
+
+    @property
     def islands(self) -> Path:
         """Returns the file that makes the folder one that islands share."""
         return self.root / "islands.json"

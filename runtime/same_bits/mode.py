@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from runtime.same_bits.convolve import Plain, convolved, spread
 from runtime.same_bits.places import SUMS, each_alone, rounds, sums_alone, threads
-from runtime.same_bits.products import in_blocks, of_pairs
+from runtime.same_bits.products import Plain, convolved, in_blocks, of_pairs, spread
 
 ATEN = torch.ops.aten
 MADE: Final = frozenset(

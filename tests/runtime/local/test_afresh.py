@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -70,7 +71,7 @@ def test_a_run_on_the_host_sees_no_gpu(
     device: str, seen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Started:
-        pid = os.getpid()
+        pid, stdin = os.getpid(), io.BytesIO()
 
     given: list[dict[str, str]] = []
 

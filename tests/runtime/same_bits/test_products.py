@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from runtime.same_bits import SameBits, convolve, products
+from runtime.same_bits import SameBits, products
 from runtime.same_bits.products import BLOCK, in_blocks
 
 CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -80,8 +80,8 @@ def test_a_convolution_has_the_same_bits_however_many_slabs_it_is_made_in(
     x = torch.randn(2, 3, 11, 9, 8, dtype=torch.float64)
     weight = torch.randn(4, 3, 3, 2, 3, dtype=torch.float64)
     made = []
-    for slab in (convolve.SLAB, 20_000, 1):  # all at once, some rows, and one row after the other
-        monkeypatch.setattr(convolve, "SLAB", slab)
+    for slab in (products.SLAB, 20_000, 1):  # all at once, some rows, and one row after the other
+        monkeypatch.setattr(products, "SLAB", slab)
         with SameBits(), torch.no_grad():
             made.append(F.conv3d(x, weight, padding=1))
     assert torch.equal(made[0], made[1]) and torch.equal(made[0], made[2])
