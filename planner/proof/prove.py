@@ -257,6 +257,11 @@ class ConfigurationState:
     bound_ns: int = 0
     closing: ConfigurationProof | None = None
 
+    @property
+    def turn(self) -> tuple[int, Configuration, int]:
+        """Returns what decides whose proof continues first: the lowest bound."""
+        return self.bound_ns, self.shape, self.problem.silent or 0
+
     def left(self, limit: int) -> tuple[Box, Weights] | None:
         """Returns the cuts that the rows do not refute, and the rows; ties with an answer that takes `limit` stay.
 

@@ -228,13 +228,14 @@ def _grow(state: SearchState, waiting: Waiting) -> int:
 
 
 def prove(state: SearchState) -> None:
-    """Continues open proofs: those without flags first, and cuts in which some neighbours do not talk before flags."""
+    """Continues open proofs: the lowest bound without flags first, and silent cuts before the rest of the flags."""
     _polish(state)
     meter, most, nodes = state.instance.meter, state.effort.work_ns, state.effort.nodes
     talking = [tried for tried in state.open if not tried.problem.silent]
-    plain = [tried for tried in talking if not tried.problem.flagged]
-    if len(plain) < len(talking):  # what is known without flags refutes most of what has them
-        state.take_further(plain, nodes, meter.spent_ns + limits.PLAIN * (most - meter.spent_ns))
+    flagged = [tried for tried in talking if tried.problem.flagged]
+    if flagged:  # what is known without flags refutes most of what has them
+        plain, least = [x for x in talking if not x.problem.flagged], min(x.bound_ns for x in flagged)
+        state.take_further(plain, nodes, meter.spent_ns + limits.PLAIN * (most - meter.spent_ns), least)
     state.take_further(talking, nodes, most)
     small = state.instance.layers <= limits.SMALL_LAYERS  # else silent cuts have a share of the work
     _prove_silent(state, most if small else meter.spent_ns + limits.SILENT * most)

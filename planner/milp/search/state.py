@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from math import comb
@@ -204,7 +205,7 @@ class SearchState:
     def silent(self) -> list[ConfigurationState]:
         """Returns open cuts in which some neighbours do not talk, the lowest bound first."""
         found = [tried for tried in self.open if tried.problem.silent and tried.bound_ns < self.limit]
-        return sorted(found, key=lambda x: (x.bound_ns, x.shape, x.problem.silent or 0))
+        return sorted(found, key=lambda x: x.turn)
 
     def look_closer(self, tried: ConfigurationState) -> bool:
         """Looks at cuts in which some neighbours do not talk; returns whether that moves their bound."""
@@ -224,20 +225,19 @@ class SearchState:
         crowd = sum(each.problem.silent is not None and each.bound_ns <= below for each in self.open)
         return crowd > limits.CROWD * allowed / limits.WORK_NS
 
-    def take_further(self, given: list[ConfigurationState], nodes: int, work_ns: float) -> None:
-        """Continues open proofs, a few boxes each, the lowest bound first; stops at the least bound in `left`."""
-        meter, least, boxes = self.instance.meter, min(self.left, default=UNFIT_NS), limits.BOXES
-        while boxes <= nodes and meter.spent_ns < work_ns:
-            lowest = [tried for tried in given if tried.bound_ns < least and self.is_left(tried)]
-            if not lowest:
-                return
-            # Flags to be chosen come last: what is known of the others refutes most of them.
-            for tried in sorted(
-                lowest, key=lambda x: (x.problem.flagged, x.bound_ns, x.shape, x.problem.silent or 0)
-            ):
-                if tried.bound_ns < self.limit and meter.spent_ns < work_ns:
-                    self._prove(tried, max(1, boxes // tried.shape.stages), work_ns)
-            boxes *= 4
+    def take_further(
+        self, given: list[ConfigurationState], nodes: int, work_ns: float, below: int = UNFIT_NS
+    ) -> None:
+        """Continues open proofs below a bound: a few boxes of each, then ever more of the lowest, which is the search's."""
+        meter, least = self.instance.meter, min([below, *self.left])
+        # Flags to be chosen come last: what is known of the others refutes most of them
+        turns = sorted((int(x.problem.flagged), *x.turn, limits.BOXES, n) for n, x in enumerate(given))
+        while turns and meter.spent_ns < work_ns:
+            *_, boxes, number = heapq.heappop(turns)
+            tried = given[number]
+            if boxes <= nodes and tried.bound_ns < min(least, self.limit) and self.is_left(tried):
+                self._prove(tried, max(1, boxes // tried.shape.stages), work_ns)
+                heapq.heappush(turns, (2, *tried.turn, 4 * boxes, number))  # after all first turns
 
     def is_left(self, tried: ConfigurationState) -> bool:
         return tried.closing is not None and tried.closing.open and tried.bound_ns < self.limit

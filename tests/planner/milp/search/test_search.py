@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
@@ -351,3 +352,38 @@ def test_annealing_ends_with_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
         assert annealed(problem, *windows(problem), begun, 4000).ns <= begun.ns
         spent.append(problem.meter.spent_ns - before)
     assert spent[1] < spent[0] / 10
+
+
+def test_after_a_first_turn_for_all_the_lowest_bound_has_every_turn_whether_it_has_flags_or_not() -> None:
+    def tried(name: str, bound: int, gain: int, *, flagged: bool = False) -> SimpleNamespace:
+        shape, problem = SimpleNamespace(stages=1), SimpleNamespace(flagged=flagged)
+        return SimpleNamespace(
+            name=name, bound_ns=bound, gain=gain, shape=shape, problem=problem, turn=(bound, name, 0)
+        )
+
+    class Search:
+        instance, left, limit = SimpleNamespace(meter=SimpleNamespace(spent_ns=0.0)), [900], 1000
+        turns: list[tuple[str, int]] = []
+
+        def is_left(self, one: SimpleNamespace) -> bool:
+            return bool(one.bound_ns < self.limit)
+
+        def _prove(self, one: SimpleNamespace, boxes: int, work_ns: float) -> None:
+            self.turns.append((one.name, boxes))
+            self.instance.meter.spent_ns += 1
+            one.bound_ns += one.gain
+            one.turn = (one.bound_ns, one.name, 0)
+
+    given = [
+        tried("stuck above", 700, 0),
+        tried("flagged below", 100, 300, flagged=True),
+        tried("plain", 200, 250),
+        tried("above all that is left", 900, 0),
+    ]
+    SearchState.take_further(Search(), given, 4**3 * limits.BOXES, 10.0)  # type: ignore[arg-type]
+    first, boxes = limits.BOXES, [limits.BOXES * 4**turn for turn in range(4)]
+    assert Search.turns[:3] == [("plain", first), ("stuck above", first), ("flagged below", first)]
+    assert Search.turns[3:5] == [("flagged below", boxes[1]), ("plain", boxes[1])]
+    # all have come to 700; whoever comes to the least bound of what is left has no more turns
+    assert Search.turns[5:7] == [("flagged below", boxes[2]), ("plain", boxes[2])]
+    assert Search.turns[7:] == [("stuck above", more) for more in boxes[1:]]
