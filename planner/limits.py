@@ -77,9 +77,7 @@ LONGEST = 64  # times as many neighbours, at most
 RELISTED_SETTLED = 2  # orders listed anew that are annealed for long, where that gained before
 ANNEAL_NS = 3e9  # work that annealing may do, by the meter
 CHOICES = 10  # times as many boxes, and twice as many proposals, where flags are to be chosen
-PLAIN = (
-    0.75  # of the work left, at most, is for configurations without flags while theirs are the lowest bounds
-)
+PLAIN = 0.75  # of the work left, at most, is for those without flags, while theirs are the lowest bounds
 LAYOUTS = 4  # of each group, where layouts are looked for: the fastest and those that save most
 SMALL_LAYERS = 24  # beyond so many layers cuts where some neighbours do not talk have a share of the work
 SILENT = 0.05  # that share

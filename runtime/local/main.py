@@ -141,7 +141,8 @@ def handed(plan: Plan, paths: Paths) -> Model:
         if told["versions"] == versions() and told["code"] == digests(told["code"]):
             found = from_data(data, load_file(paths.constants))
             found = replace(found, origin=origin_of(workload), alone=told["alone"])
-            return Model(plan, workload, in_order_of(plan, found))
+            if found.graph.fingerprint == plan.model.fingerprint and found.graph.serves(plan.batch.micro):
+                return Model(plan, workload, in_order_of(plan, found))
     return Model.of(plan, workload)
 
 

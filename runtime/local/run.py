@@ -23,7 +23,7 @@ from typing import IO, TYPE_CHECKING, NoReturn
 from planner.errors import BadInput
 from planner.files import absolute
 from planner.plan import Plan
-from planner.workload import Workload, is_users
+from planner.workload import DAMAGES, Workload, is_users
 from runtime import runfolder
 from runtime.runfolder import Outcome, Paths, tell
 
@@ -168,19 +168,22 @@ def start(
 def hand_over(model: Model, paths: Paths) -> None:
     """Writes a captured model into a run folder, so that the processes of the run need not capture it again.
 
-    What only the user's code can compute is not written, nor what is too large.
+    What only the user's code can compute is not written, nor what is too large or lies otherwise in memory than in a file.
     Args: `paths` are the files of a run that this process prepares.
     """
+    import torch
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     from planner.capture import to_data
 
-    paths.captured.unlink(missing_ok=True)  # that of an earlier launch
     constants = model.captured.layout.traced.constants
     large = sum(tensor.nbytes for tensor in constants.values()) > MOST_CONSTANT_BYTES
-    if large or model.workload.folder is not None:  # a folder is read as it is
-        return
-    with suppress(BadInput, OSError):
+    whole = all(x.layout == torch.strided and x.is_contiguous() for x in constants.values())
+    with suppress(BadInput, OSError, SafetensorError, *DAMAGES):
+        paths.captured.unlink(missing_ok=True)  # that of an earlier launch
+        if large or not whole or model.workload.folder is not None:  # a folder is read as it is
+            return
         data = to_data(model.captured)
         loaded = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
         code = digests(file for file in loaded if file and is_users(file))

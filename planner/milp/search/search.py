@@ -228,7 +228,7 @@ def _grow(state: SearchState, waiting: Waiting) -> int:
 
 
 def prove(state: SearchState) -> None:
-    """Continues open proofs: the lowest bound without flags first, and silent cuts before the rest of the flags."""
+    """Continues open proofs. Silent cuts, in which some neighbours do not talk, come before the rest of the flags."""
     _polish(state)
     meter, most, nodes = state.instance.meter, state.effort.work_ns, state.effort.nodes
     talking = [tried for tried in state.open if not tried.problem.silent]

@@ -228,7 +228,7 @@ class SearchState:
     def take_further(
         self, given: list[ConfigurationState], nodes: int, work_ns: float, below: int = UNFIT_NS
     ) -> None:
-        """Continues open proofs below a bound: a few boxes of each, then ever more of the lowest, which is the search's."""
+        """Continues proofs below a bound: a few boxes of each, then ever more of the lowest, which bounds the search."""
         meter, least = self.instance.meter, min([below, *self.left])
         # Flags to be chosen come last: what is known of the others refutes most of them
         turns = sorted((int(x.problem.flagged), *x.turn, limits.BOXES, n) for n, x in enumerate(given))
