@@ -184,7 +184,8 @@ def hand_over(model: Model, paths: Paths) -> None:
         paths.captured.unlink(missing_ok=True)  # that of an earlier launch
         if large or not whole or model.workload.folder is not None:  # a folder is read as it is
             return
-        data = to_data(model.captured)
+        own = model.captured.graph.captured_order  # where the plan has the layers in another one
+        data = to_data(model.captured.ordered(own) if own else model.captured)
         loaded = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
         code = digests(file for file in loaded if file and is_users(file))
         told = {"versions": versions(), "code": code, "alone": model.captured.alone}

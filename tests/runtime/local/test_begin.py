@@ -37,6 +37,23 @@ def batch(n): return torch.randn(n, 4), torch.randn(n, 1)
 def loss(outputs, targets): return nn.functional.mse_loss(outputs, targets)
 """
 
+TOWERS = """\
+import torch
+from torch import nn
+
+class Towers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = (nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8)) for _ in range(2))
+        self.last = nn.Linear(8, 1)
+
+    def forward(self, x): return self.last(self.left(x) + self.right(x))
+
+def build(): return Towers()
+def batch(n): return torch.randn(n, 4), torch.randn(n, 1)
+def loss(outputs, targets): return nn.functional.mse_loss(outputs, targets)
+"""
+
 
 @pytest.fixture
 def counted(tmp_path: Path) -> Plan:
@@ -65,6 +82,18 @@ def test_what_was_handed_over_is_the_captured_model(counted: Plan, tmp_path: Pat
     assert found is not None
     assert found.captured.graph == made.captured.graph
     assert found.captured.origin != made.captured.origin  # evaluations are captured by who reads
+
+
+def test_a_model_whose_layers_the_plan_has_in_another_order_is_handed_over_too(tmp_path: Path) -> None:
+    file = tmp_path / "towers.py"
+    file.write_text(TOWERS)
+    captured = capture(workloads.load(str(file), {}), micro=2)
+    other = ["right.0", "left.0", "left.1", "right.1", "last", "loss"]
+    assert sorted(other) == sorted(captured.graph.index) and other != list(captured.graph.index)
+    plan, paths = plan_for(captured.ordered(other).graph, str(file)), Paths(tmp_path / "run").make()
+    hand_over(Model.of(plan), paths)
+    found = _handed(plan, paths)
+    assert found is not None and [layer.name for layer in found.captured.graph.layers] == other
 
 
 def test_a_file_that_was_edited_since_is_captured_again(counted: Plan, tmp_path: Path) -> None:
