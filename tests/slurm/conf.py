@@ -46,7 +46,7 @@ CompleteWait=0
 PartitionName=main Nodes=ALL Default=YES MaxTime=60 State=UP PriorityTier=10 PreemptMode=OFF
 PartitionName=small Nodes={first} MaxTime=5 State=UP PriorityTier=10 PreemptMode=OFF
 PartitionName=four Nodes=n[1-{four}] MaxTime=60 State=UP PriorityTier=10 PreemptMode=OFF
-PartitionName=spot Nodes=ALL MaxTime=60 State=UP PriorityTier=5 PreemptMode=REQUEUE GraceTime=10
+PartitionName=spot Nodes=ALL MaxTime=60 State=UP PriorityTier=5 PreemptMode=REQUEUE GraceTime=120
 PartitionName=urgent Nodes=ALL MaxTime=60 State=UP PriorityTier=20 PreemptMode=OFF
 """
 
