@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
-from tests.slurm.conf import CONF, NODE
+from tests.slurm.conf import CONF, GRACE_S, NODE
 from tests.slurm.folders import own
 
 APT = "apt-get install --no-install-recommends slurmctld slurmd slurm-client munge iproute2"
@@ -148,6 +148,7 @@ class Cluster:
             first=self.names[0],
             four=min(4, self.nodes),
             min_job_age=self.min_job_age_s,
+            grace_s=GRACE_S,
         )
         (self.root / "slurm.conf").write_text(conf)
 

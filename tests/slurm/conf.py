@@ -1,5 +1,8 @@
 """Texts of the test cluster: its slurm.conf, and what the first process of a node does."""
 
+# Of the partition that gives way: longer than any test waits, so that none passes because it ran out.
+GRACE_S = 600
+
 CONF = """\
 ClusterName=test
 SlurmctldHost=hub({subnet}.1)
@@ -46,7 +49,7 @@ CompleteWait=0
 PartitionName=main Nodes=ALL Default=YES MaxTime=60 State=UP PriorityTier=10 PreemptMode=OFF
 PartitionName=small Nodes={first} MaxTime=5 State=UP PriorityTier=10 PreemptMode=OFF
 PartitionName=four Nodes=n[1-{four}] MaxTime=60 State=UP PriorityTier=10 PreemptMode=OFF
-PartitionName=spot Nodes=ALL MaxTime=60 State=UP PriorityTier=5 PreemptMode=REQUEUE GraceTime=120
+PartitionName=spot Nodes=ALL MaxTime=60 State=UP PriorityTier=5 PreemptMode=REQUEUE GraceTime={grace_s}
 PartitionName=urgent Nodes=ALL MaxTime=60 State=UP PriorityTier=20 PreemptMode=OFF
 """
 
