@@ -273,7 +273,7 @@ def row(instance: Instance) -> tuple[Cell, ...]:
         found.instance.layers,
         found.considered,
         proof.searched.ruled_out,
-        len(found.left) + len(found.open),
+        len(found.left) + len(found.left_listed) + len(found.open),
         str(found.best.shape),
         proof.objective_ns / 1e6,
         proof.gap * 100,

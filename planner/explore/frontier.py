@@ -240,7 +240,9 @@ def with_bound(plan: Plan, bound_ns: int) -> Plan:
     proof = plan.certificate
     if proof is None or not proof.bound_ns < bound_ns <= proof.objective_ns:
         return plan
-    return plan.model_copy(update={"certificate": proof.model_copy(update={"bound_ns": bound_ns})})
+    return plan.model_copy(
+        update={"certificate": proof.bounded(bound_ns, proof.own_order_bound_ns or bound_ns)}
+    )
 
 
 def _least_bytes(space: Instance) -> int:

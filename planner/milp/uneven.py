@@ -219,6 +219,7 @@ def _proof(plan: Plan, equal: Plan, bound_ns: int) -> Certificate | None:
         update={
             "objective_ns": step_ns,
             "bound_ns": least,
+            "own_order_bound_ns": None,
             "order_free_bound_ns": least,
             "space": base.space.model_copy(update={"limits": (*base.space.limits, _SCOPE)}),
             "chosen": own.chosen and own.chosen.model_copy(update={"step_ns": step_ns}),

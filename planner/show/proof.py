@@ -163,12 +163,14 @@ def proof_list(plan: Plan) -> ProofList | None:
         return None
     costs = f"simulated, with the costs of {plan.provenance.profile}"
     costs += f", corrected by {plan.fitted.summary}" if plan.fitted is not None else ""
-    which = "of the search space below" if proof.space else "that was searched"
-    below = f"no plan {which} is faster"
+    below = f"no plan {'of the search space below' if proof.space else 'that was searched'} is faster"
     bounds = [
         ("step", format_duration(proof.objective_ns), costs),
         ("lower bound", format_duration(proof.bound_ns), f"{below}: gap {100 * proof.gap:.2f} %"),
     ]
+    if (own := proof.own_order_bound_ns) is not None:
+        words = f"none of it whose family keeps its own order is: gap {100 * (1 - own / proof.objective_ns):.2f} %"
+        bounds.append(("own orders", format_duration(own), words))
     if proof.order_free_bound_ns:
         words = "no order of the same actions on the same workers is faster than this"
         bounds.append(("any order", format_duration(proof.order_free_bound_ns), words))
@@ -209,8 +211,7 @@ def _space(space: SearchSpace, rescheduled: int) -> Iterator[tuple[str, str]]:
 
 
 def _schedules(space: SearchSpace, rescheduled: int) -> str:
-    few = len(space.families) <= 3
-    said = ", ".join(space.families) if few else f"{len(space.families)} families"
+    said = ", ".join(space.families) if len(space.families) <= 3 else f"{len(space.families)} families"
     said += ", in its own order" if len(space.families) == 1 else ", each in its own order"
     if rescheduled:
         said += f", and {plural(rescheduled, 'order')} rescheduled for these costs"

@@ -273,8 +273,8 @@ def _certificate(plan: Plan) -> Iterator[Violation]:
     if proof.objective_ns != plan.prediction.step_ns:
         message = f"objective_ns {proof.objective_ns} is not the step_ns predicted, {plan.prediction.step_ns}"
         yield Violation(rule="certificate", where="certificate", message=message)
-    for bound, key in ((proof.bound_ns, "bound_ns"), (proof.order_free_bound_ns, "order_free_bound_ns")):
-        if bound > proof.objective_ns:
+    for key in ("bound_ns", "own_order_bound_ns", "order_free_bound_ns"):
+        if (bound := getattr(proof, key) or 0) > proof.objective_ns:
             message = f"{key} {bound} is above objective_ns {proof.objective_ns}; a bound is not"
             yield Violation(rule="certificate", where="certificate", message=message)
 

@@ -37,15 +37,19 @@ class Searched:
 
     best: SearchState
     bound_ns: int = UNFIT_NS  # of the other orders that the proof is about
+    own_order_ns: int = UNFIT_NS  # of them, where no schedule is listed anew
     orders: LayerOrders = field(default_factory=lambda: LayerOrders())
 
     def certificate(self) -> Certificate:
         """Returns the certificate of the best plan, with the bound of all orders that the proof is about."""
         proof = _certificate(self.best)
-        bound = min(proof.bound_ns, self.bound_ns)
         assert proof.space is not None
         space = proof.space.model_copy(update={"layer_orders": self.orders})
-        return proof.model_copy(update={"bound_ns": bound, "space": space})
+        bound, own = (
+            min(proof.bound_ns, self.bound_ns),
+            min(_least(self.best, listed=False), self.own_order_ns),
+        )
+        return proof.model_copy(update={"space": space}).bounded(bound, own)
 
 
 def _certificate(state: SearchState) -> Certificate:
@@ -53,15 +57,14 @@ def _certificate(state: SearchState) -> Certificate:
     best = state.best
     assert best is not None and best.answer is not None
     objective = best.answer.ns
-    bound = min([objective, *(tried.bound_ns for tried in state.open), *state.left])
     return Certificate(
         stage=state.stage,
         objective_ns=objective,
-        bound_ns=bound,
+        bound_ns=min(objective, _least(state)),
         order_free_bound_ns=order_free_bound_ns(best.problem, best.answer.cut),
         searched=explain.counts(
             state.considered,
-            left=sum(ns < objective for ns in state.left),
+            left=sum(ns < objective for ns in (*state.left, *state.left_listed)),
             taken_up=sum(tried.closing is not None for tried in state.tried.values()),
             unfinished=len({tried.shape for tried in state.open if tried.bound_ns < objective}),
             rescheduled=state.listed,
@@ -101,9 +104,11 @@ def searched(instance: Instance, effort: Effort) -> Searched:
         every = None
     best = min(found, key=lambda each: (each.limit, found.index(each)))
     closed = [each for each in found if each is not best and (each is first or _least(each) >= best.limit)]
+    proved = found if every is not None else closed
     return Searched(
         best=best,
-        bound_ns=min((_least(each) for each in (found if every is not None else closed)), default=UNFIT_NS),
+        bound_ns=min(map(_least, proved), default=UNFIT_NS),
+        own_order_ns=min((_least(each, listed=False) for each in proved), default=UNFIT_NS),
         orders=LayerOrders(
             searched="balanced" if every is None else "all",
             others=len(chosen),
@@ -144,9 +149,10 @@ def in_order(instance: Instance, names: Sequence[str]) -> Instance:
     )
 
 
-def _least(found: SearchState) -> int:
-    """Returns the lower bound of everything that a search left open."""
-    return min([*(tried.bound_ns for tried in found.open), *found.left], default=UNFIT_NS)
+def _least(found: SearchState, *, listed: bool = True) -> int:
+    """Returns the lower bound of everything that a search left open, with orders that were listed anew or without."""
+    own = (tried.bound_ns for tried in found.open if listed or not tried.shape.listed)
+    return min([*own, *found.left, *(found.left_listed if listed else ())], default=UNFIT_NS)
 
 
 def _every(graph: ModelGraph) -> list[Names] | None:

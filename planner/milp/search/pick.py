@@ -247,7 +247,7 @@ def take_soonest(state: SearchState) -> bool:
             if state.best is None and (tried := state.look(each)) is not None:
                 state.answer(tried, work_ns=limits.PICK_NS)
     least = int(min((bound.load_ns(shape) for shape in every), default=0.0) - ROUNDING)
-    state.left = [least] * (len(every) - len(state.tried))
+    state.left, state.left_listed = [least] * (len(every) - len(state.tried)), []
     state.queue = every
     return state.best is not None
 

@@ -59,7 +59,7 @@ class Waiting:
             done, bound = len(self.done), None
         else:
             left = [tried.bound_ns for tried in state.open if tried.bound_ns < state.limit]
-            left += [ns for ns in state.left if ns < state.limit]
+            left += [ns for ns in (*state.left, *state.left_listed) if ns < state.limit]
             bound = int(min([state.limit, self.now, *(ns for ns, _ in self.heap[:1]), *left]))
             done = max(0, every - len(self.heap) - len(left))
         bound = None if bound == UNFIT_NS else bound
@@ -108,7 +108,7 @@ class Waiting:
         self.bring_near()  # what joined the queue meanwhile
         for least, number in self.heap:
             if self.every[number] not in self.done:
-                self.state.leave(least)
+                self.state.leave(self.every[number], least)
         self.heap.clear()
 
     def examine(self, shape: Configuration) -> None:
@@ -130,10 +130,10 @@ class Waiting:
         """
         for shape in configurations.below(self.state.limit):
             self.add(shape)
-        self.state.left = []
+        self.state.left, self.state.left_listed = [], []
         for shape in self.every:
             if shape not in self.done:
-                self.state.leave(self.state.promise_ns(shape))
+                self.state.leave(shape, self.state.promise_ns(shape))
 
     def _enough(self, least: float) -> bool:
         if not self.state.effort.proves and self.state.limit < UNFIT_NS:

@@ -53,6 +53,7 @@ class SearchState:
     considered: int = 0
     listed: int = 0  # orders listed anew that entered
     left: list[int] = field(default_factory=list)  # bounds of shapes that were not looked into
+    left_listed: list[int] = field(default_factory=list)  # of those whose orders were listed anew
     program: formulation.ProgramOutcome | None = None
     pays: dict[tuple[object, ...], bool] = field(default_factory=dict)  # shared updates, by their causes
     stage: Literal["picked", "settled", "proved"] = "picked"  # how far it came
@@ -229,7 +230,7 @@ class SearchState:
         self, given: list[ConfigurationState], nodes: int, work_ns: float, below: int = UNFIT_NS
     ) -> None:
         """Continues proofs below a bound: a few boxes of each, then ever more of the lowest, which bounds the search."""
-        meter, least = self.instance.meter, min([below, *self.left])
+        meter, least = self.instance.meter, min([below, *self.left, *self.left_listed])
         # Flags to be chosen come last: what is known of the others refutes most of them
         turns = sorted((int(x.problem.flagged), *x.turn, limits.BOXES, n) for n, x in enumerate(given))
         while turns and meter.spent_ns < work_ns:
@@ -281,13 +282,12 @@ class SearchState:
             return False
         if short_bytes(self.instance, shape) > 0:
             return True
-        tried = self.look(shape)
-        return tried is not None and self.close(tried)
+        return (tried := self.look(shape)) is not None and self.close(tried)
 
-    def leave(self, least: float) -> None:
+    def leave(self, shape: Configuration, least: float) -> None:
         """Records the bound of what is not looked into."""
         if least <= self.limit - 1:
-            self.left.append(int(np.ceil(least - ROUNDING)))
+            (self.left_listed if shape.listed else self.left).append(int(np.ceil(least - ROUNDING)))
 
     def faster(self, shape: Configuration) -> Iterator[Configuration]:
         """Yields the variants whose replicas share by element, and the one with a sharded optimizer where that pays."""

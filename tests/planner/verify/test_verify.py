@@ -269,6 +269,7 @@ CERTIFICATE = {"objective_ns": STEP, "bound_ns": STEP}
     ("changes", "said"),
     [
         ({"bound_ns": STEP + 1}, f"bound_ns {STEP + 1} is above objective_ns {STEP}"),
+        ({"own_order_bound_ns": STEP + 1}, f"own_order_bound_ns {STEP + 1} is above objective_ns {STEP}"),
         ({"order_free_bound_ns": STEP + 1}, f"order_free_bound_ns {STEP + 1} is above objective_ns {STEP}"),
         ({"objective_ns": 2 * STEP}, f"objective_ns {2 * STEP} is not the step_ns predicted"),
     ],

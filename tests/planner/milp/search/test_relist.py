@@ -8,6 +8,7 @@ from functools import cache
 import pytest
 
 from planner.milp import Question, SearchState, solve, solve_with_search
+from planner.milp.layer_orders.orders import Searched
 from planner.milp.search import relist as relisting
 from planner.milp.search.relist import costs_of
 from planner.plan import Plan, dump, schedule_of
@@ -86,6 +87,27 @@ def test_listing_the_winner_once_more_gives_nothing_faster(seed: int) -> None:
         posed = found.instance.problem(shape)
         assert posed is not None
         assert judge(posed, found.best.answer.cut[None, :])[0] >= plan.prediction.step_ns
+
+
+@pytest.mark.parametrize(
+    ("own", "bound", "own_bound"), [([], 9, 0), ([4], 9, 4), ([12, 4], 12, None), ([9], 9, None)]
+)
+@pytest.mark.parametrize("begun", [False, True])
+def test_orders_listed_anew_that_are_left_open_leave_the_bound_of_the_families_own_orders(
+    own: list[int], bound: int, own_bound: int | None, begun: bool
+) -> None:
+    plan, found = grown(SEEDS[0])
+    best, ns = found.best, plan.prediction.step_ns
+    assert best is not None and found.open == found.left == found.left_listed == []
+    assert plan.certificate is not None and plan.certificate.own_order_bound_ns is None
+    anew = replace(best, shape=replace(best.shape, listed="again"), bound_ns=ns - 9)
+    named = [replace(best, shape=replace(best.shape, listed=""), bound_ns=ns - less) for less in own]
+    state = replace(found, open=[anew, *named])
+    if not begun:
+        state = replace(found, left=[ns - less for less in own], left_listed=[ns - 9])
+    proof = Searched(best=state).certificate()
+    assert proof.bound_ns == ns - bound
+    assert proof.own_order_bound_ns == (None if own_bound is None else ns - own_bound)
 
 
 def test_a_schedule_that_is_fixed_keeps_the_order_it_is_known_for() -> None:

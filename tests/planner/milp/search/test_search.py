@@ -362,7 +362,8 @@ def test_after_a_first_turn_for_all_the_lowest_bound_has_every_turn_whether_it_h
         )
 
     class Search:
-        instance, left, limit = SimpleNamespace(meter=SimpleNamespace(spent_ns=0.0)), [900], 1000
+        instance, left, limit = SimpleNamespace(meter=SimpleNamespace(spent_ns=0.0)), [950], 1000
+        left_listed = [900]
         turns: list[tuple[str, int]] = []
 
         def is_left(self, one: SimpleNamespace) -> bool:
