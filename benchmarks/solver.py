@@ -247,7 +247,7 @@ INSTANCES = (
 )
 
 
-def solved(instance: Instance) -> tuple[Searched, float, float]:
+def solved(instance: Instance, effort: Effort | None = None) -> tuple[Searched, float, float]:
     """As a user's question is answered, other orders of the layers among it."""
     profile = instance.profile()
     space = PlanningInstance(
@@ -259,7 +259,7 @@ def solved(instance: Instance) -> tuple[Searched, float, float]:
         pins=pins(instance.fix, instance.schedules),
     )
     wall, cpu = time.perf_counter(), time.process_time()
-    found = searched(space, Effort())
+    found = searched(space, effort or Effort())
     return found, time.perf_counter() - wall, time.process_time() - cpu
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import __main__ as every
-from benchmarks import profiling, quoted, skips, solver
+from benchmarks import full_effort, profiling, quoted, skips, solver
 from benchmarks.harness import MISSED, Cell, Result, Table, above, as_json, below, markdown
 
 TABLE = Table(title="Times", columns=("s",), rows=[(7.0,)])
@@ -147,3 +147,14 @@ def test_a_profile_that_changed_by_more_than_it_states_is_named() -> None:
     rows, total = profiling.missed((), (), (), [held, changed])
     assert rows == "2 of 116 rows changed by more than their spread within 10 minutes."
     assert total.startswith("The distance of two profiles of unet3d") and "14 %, and the aim is 12 %" in total
+
+
+def test_full_effort_misses_what_is_left_of_either_gap() -> None:
+    def told(gap: float, own: float) -> tuple[str, ...]:
+        return full_effort.missed([("2,048 devices", 226.5, gap, own, 3, 9.0, 9.0)])
+
+    assert told(1.0, 0.7) == ()
+    assert told(3.7, 0.7) == (
+        "The gap, other cuts of rescheduled orders included, came to 3.7 %, and the aim is 1 %.",
+    )
+    assert told(3.7, 1.2)[0] == "The gap to own orders came to 1.2 %, and the aim is 1 %."
