@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -129,10 +130,23 @@ def is_preempted(environment: Mapping[str, str]) -> bool:
     """Returns whether SLURM has told this job to give way since it began. It tells the steps that run then, and nobody else.
 
     Args: `environment` is that of a process in the job.
+    Returns: False, too, where SLURM does not answer.
     """
-    said = call("scontrol", "show", "job", "-o", job_name(environment))
+    try:
+        said = call("scontrol", "show", "job", "-o", job_name(environment))
+    except SlurmError:
+        return False
     found = dict(re.findall(r" (StartTime|PreemptTime)=(\d\S+)", said.output))
     return {"StartTime", "PreemptTime"} <= set(found) and found["PreemptTime"] >= found["StartTime"]
+
+
+def tell_steps(environment: Mapping[str, str]) -> None:
+    """Tells the steps of this job to end, as SLURM does where others need its nodes, if SLURM answers.
+
+    Args: `environment` is that of a process in the job.
+    """
+    with suppress(SlurmError):
+        call("scancel", "--signal=TERM", job_name(environment))
 
 
 def job_name(environment: Mapping[str, str]) -> str:

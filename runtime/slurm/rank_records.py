@@ -2,7 +2,8 @@
 
 The step is srun with all ranks. A signal that comes before the supervisor listens is lost, so the watch looks at the mark
 of a cancelled run as well. srun waits without end for a node that went away with its ranks and was back before SLURM
-noticed, so the watch gives it up.
+noticed, so the watch gives it up. SLURM tells a step once that others need its nodes, and a step whose ranks are only
+being started does not hear it, so the watch asks when they listen, and tells them again.
 """
 
 from __future__ import annotations
@@ -170,6 +171,8 @@ class StepWatch:
     gone: bool = False
     # whether others need the nodes: SLURM tells ranks so, of which none may be left that could hear it
     wanted: Callable[[], bool] = lambda: False
+    again: Callable[[], None] = lambda: None  # tells the ranks so once more
+    _heard: bool = False  # whether all ranks have heard what SLURM told the step before they listened
     _told: bool = False
     _cancelled: bool = False
     _look_s: float = 0.0
@@ -200,6 +203,10 @@ class StepWatch:
             return
         self._look_s = now + LOOK_S
         self._cancelled = self.paths.cancelled.exists()
+        if not self._heard and self._listening():
+            self._heard = True
+            if self.wanted():
+                self.again()
         mark = self.paths.failed(self.generation)
         if mark.exists():
             soon = mark.read_text() == "gave way" or self.wanted()

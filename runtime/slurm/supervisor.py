@@ -189,7 +189,8 @@ class Supervisor:
         before = bool(self.told)
         asked = lambda: before or signal.SIGUSR1 in self.told  # noqa: E731
         wanted = partial(commands.is_preempted, self.environment)
-        watch = StepWatch(self.paths, generation, len(self.hosts), asked, wanted=wanted)
+        again = partial(commands.tell_steps, self.environment)
+        watch = StepWatch(self.paths, generation, len(self.hosts), asked, wanted=wanted, again=again)
         code = watch.wait(step, signal.SIGUSR1)
         self.abandoned = watch.gone
         return code

@@ -22,6 +22,7 @@ from runtime.checkpoint import integrity as soundness
 from runtime.launch import Handle, status
 from runtime.runfolder import STOPPED, Paths, outcome, steps_of
 from runtime.slurm import SlurmBackend, state
+from runtime.slurm.commands import tell_steps
 from runtime.slurm.rank_records import GAVE_WAY
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import (
@@ -321,6 +322,19 @@ def test_a_job_that_gives_way_at_once_does_not_wait_for_its_step_and_is_preempte
     assert [state for state, _ in story(run)[:-1]] == ["interrupted"] * 3
     assert ("interrupted", GAVE_WAY) in story(run)
     assert story(run)[-1] == ("done", "")
+
+
+def test_steps_that_are_told_again_what_slurm_told_them_give_way_and_their_job_stays(
+    cluster: Cluster, gate: Gate, warm: Warm, undisturbed: dict[int, float], tmp_path: Path
+) -> None:
+    """SLURM tells a step once that others need its nodes, and ranks that are only being started do not hear it."""
+    run = start(warm, tmp_path, paced_plan(), gives_way="at once")
+    until_step(run, 3)
+    tell_steps({"SLURM_JOB_ID": str(run.job)})
+    until(lambda: len(story(run)) > 1, "its ranks, again", run=run)
+    gate.open()
+    assert run.wait(PATIENCE_S).check().losses == undisturbed
+    assert story(run) == [("interrupted", GAVE_WAY), ("done", "")]
 
 
 def test_a_job_that_is_preempted_before_its_ranks_begin_goes_on(

@@ -87,3 +87,22 @@ def test_a_rank_that_failed_at_an_earlier_start_ends_nothing(
     paths.failed(1).touch()
     watch = StepWatch(paths, 2, 2, lambda: False)
     assert waits(watch, "touch ready; sleep 0.3") == 0 and not watch.gone
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_ranks_that_did_not_listen_when_slurm_told_their_step_to_end_are_told_again_once(
+    paths: Paths, wanted: bool
+) -> None:
+    """SLURM tells a step once, and it says so of the job for as long as the job has its nodes."""
+    looked, again = iter(range(5)), list[str]()
+
+    def asked() -> bool:
+        if next(looked, None) is None and not paths.task(1).exists():
+            assert not again  # one of two ranks would not have heard it
+            started(paths, 2)
+        return False
+
+    started(paths, 1)
+    watch = StepWatch(paths, 2, 2, asked, wanted=lambda: wanted, again=lambda: again.append("told"))
+    assert waits(watch, "touch ready; sleep 1") == 0
+    assert again == ["told"] * wanted

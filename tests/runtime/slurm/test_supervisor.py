@@ -91,3 +91,16 @@ def test_a_job_gives_way_that_was_told_so_since_it_began(
     """What it was told before it was queued again is over."""
     monkeypatch.setattr(clients, "call", lambda *words: clients.Said(0, f"JobId=7 {told} Command=x", ""))
     assert clients.is_preempted({"SLURM_JOB_ID": "7"}) is answer
+
+
+def test_where_slurm_does_not_answer_nobody_is_known_to_need_the_nodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its controller may be away for a minute, which is no reason to end a run."""
+
+    def silent(*words: str) -> clients.Said:
+        raise clients.SlurmError(f"{words[0]} did not answer")
+
+    monkeypatch.setattr(clients, "call", silent)
+    assert clients.is_preempted({"SLURM_JOB_ID": "7"}) is False
+    clients.tell_steps({"SLURM_JOB_ID": "7"})
