@@ -16,7 +16,7 @@ from planner.arrays import NS_PER_S
 from planner.cluster import Cluster, NodeGroup, total_devices, with_at_most
 from planner.limits import Effort
 from planner.milp import Instance, Question, changed, solve_or_none
-from planner.plan import Plan, world_size
+from planner.plan import Plan, with_bounds, world_size
 
 Trade = Literal["memory", "devices"]
 MOST_SOLVES = 16  # questions for each front
@@ -240,9 +240,8 @@ def with_bound(plan: Plan, bound_ns: int) -> Plan:
     proof = plan.certificate
     if proof is None or not proof.bound_ns < bound_ns <= proof.objective_ns:
         return plan
-    return plan.model_copy(
-        update={"certificate": proof.bounded(bound_ns, proof.own_order_bound_ns or bound_ns)}
-    )
+    raised = with_bounds(proof, bound_ns, proof.own_order_bound_ns or bound_ns)
+    return plan.model_copy(update={"certificate": raised})
 
 
 def _least_bytes(space: Instance) -> int:

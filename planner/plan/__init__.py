@@ -24,6 +24,7 @@ from planner.plan.certificate import (
     SearchCounts,
     SearchSpace,
     StageTimes,
+    with_bounds,
 )
 from planner.plan.plan import (
     GROUP_AXIS,
@@ -167,6 +168,7 @@ __all__ = [
     "updaters",
     "wishes_in",
     "wishes_of",
+    "with_bounds",
     "with_halved",
     "with_store",
     "world_size",

@@ -214,7 +214,7 @@ class Certificate(Shown, Part):
     bound_ns: Natural = Field(description="no plan of the space searched is faster")
     own_order_bound_ns: Natural | None = Field(
         default=None,
-        description="no plan of it is faster whose family keeps its own order; empty where that is no more than `bound_ns`",
+        description="no plan of the space whose family keeps its own order is faster; empty where that is no more than `bound_ns`",
     )
     order_free_bound_ns: Natural = Field(
         default=0, description="no order of these actions whatever is faster"
@@ -235,15 +235,16 @@ class Certificate(Shown, Part):
         """Returns the share of the step that a better plan could save at most; 0 is a proof."""
         return (self.objective_ns - self.bound_ns) / self.objective_ns if self.objective_ns else 0.0
 
-    def bounded(self, bound_ns: int, own_order_ns: int) -> Certificate:
-        """Returns the certificate with other bounds.
 
-        Args: `bound_ns` is of the whole space; `own_order_ns`, which may lie above the plan, leaves orders out that were
-          made again.
-        """
-        own = min(own_order_ns, self.objective_ns)
-        update = {"bound_ns": bound_ns, "own_order_bound_ns": own if own > bound_ns else None}
-        return self.model_copy(update=update)
+def with_bounds(proof: Certificate, bound_ns: int, own_order_ns: int) -> Certificate:
+    """Returns a certificate with other bounds.
+
+    Args: `bound_ns` is of the whole space; `own_order_ns`, which may lie above the plan, leaves orders out that were made
+      again.
+    """
+    own = min(own_order_ns, proof.objective_ns)
+    update = {"bound_ns": bound_ns, "own_order_bound_ns": own if own > bound_ns else None}
+    return proof.model_copy(update=update)
 
 
 def of_version_1(data: dict[str, object]) -> dict[str, object]:

@@ -169,7 +169,7 @@ def proof_list(plan: Plan) -> ProofList | None:
         ("lower bound", format_duration(proof.bound_ns), f"{below}: gap {100 * proof.gap:.2f} %"),
     ]
     if (own := proof.own_order_bound_ns) is not None:
-        words = f"none of it whose family keeps its own order is: gap {100 * (1 - own / proof.objective_ns):.2f} %"
+        words = f"no plan of it whose family keeps its own order is faster: gap {100 * (1 - own / proof.objective_ns):.2f} %"
         bounds.append(("own orders", format_duration(own), words))
     if proof.order_free_bound_ns:
         words = "no order of the same actions on the same workers is faster than this"

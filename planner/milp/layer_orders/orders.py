@@ -22,7 +22,7 @@ from planner.milp.search.candidates import Candidates
 from planner.milp.search.search import search
 from planner.milp.search.state import SearchState
 from planner.model import ONE_HOLDER, ONE_STAGE, ModelGraph, alone, dependences, misplaced, one_holder
-from planner.plan import Certificate, LayerOrders, SearchSpace
+from planner.plan import Certificate, LayerOrders, SearchSpace, with_bounds
 from planner.profile import Profile
 from planner.proof import UNFIT_NS, order_free_bound_ns
 from planner.schedule import FAMILIES, Kind
@@ -45,11 +45,9 @@ class Searched:
         proof = _certificate(self.best)
         assert proof.space is not None
         space = proof.space.model_copy(update={"layer_orders": self.orders})
-        bound, own = (
-            min(proof.bound_ns, self.bound_ns),
-            min(_least(self.best, listed=False), self.own_order_ns),
-        )
-        return proof.model_copy(update={"space": space}).bounded(bound, own)
+        own = min(_least(self.best, listed=False), self.own_order_ns)
+        told = proof.model_copy(update={"space": space})
+        return with_bounds(told, min(proof.bound_ns, self.bound_ns), own)
 
 
 def _certificate(state: SearchState) -> Certificate:

@@ -14,6 +14,7 @@ from planner.plan import (
     SearchCounts,
     SearchSpace,
     load,
+    with_bounds,
 )
 from planner.show import plan_lines, proof_data, proof_text, rival_rows, text, verdict
 from planner.show.proof import how
@@ -179,13 +180,13 @@ def test_the_table_of_rivals() -> None:
 def test_the_bound_of_families_in_their_own_order_stands_below_that_of_all() -> None:
     plan = proved(bound=32.0)
     assert plan.certificate is not None
-    proof = plan.certificate.bounded(plan.certificate.bound_ns, round(33 * MS))
+    proof = with_bounds(plan.certificate, plan.certificate.bound_ns, round(33 * MS))
     lines = proof_text(plan.model_copy(update={"certificate": proof})).splitlines()
     assert lines[1:3] == [
         "lower bound     32 ms      no plan of the search space below is faster: gap 4.33 %",
-        "own orders      33 ms      none of it whose family keeps its own order is: gap 1.35 %",
+        "own orders      33 ms      no plan of it whose family keeps its own order is faster: gap 1.35 %",
     ]
-    raised = proof.bounded(round(33 * MS), round(33 * MS))
+    raised = with_bounds(proof, round(33 * MS), round(33 * MS))
     assert raised.own_order_bound_ns is None and raised.gap < proof.gap
 
 
