@@ -6,8 +6,8 @@ what is worked out once for an order, `recompute_choice.py` lets each stage reco
 work of every layer, with what gathers and sums of its unit add, for bounds that know no cut yet.
 """
 
-from planner.cuts.frozen_order import Order, WorkMeter
-from planner.cuts.problem import CutProblem, CutRow
+from planner.cuts.frozen_order import CutRow, Moments, Order, WorkMeter
+from planner.cuts.problem import CutProblem
 from planner.cuts.recompute_choice import RecomputeMoments, RecomputeProblem
 from planner.cuts.recompute_least import LeastRecompute, alone
 from planner.cuts.stage_bytes import updated_alone, updated_before
@@ -33,6 +33,7 @@ __all__ = [
     "GridKey",
     "LayerWork",
     "LeastRecompute",
+    "Moments",
     "Order",
     "Passed",
     "RecomputeMoments",

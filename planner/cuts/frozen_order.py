@@ -1,7 +1,8 @@
-"""A frozen schedule and what follows from it alone; and the meter that counts the work done on it."""
+"""A frozen schedule, what follows from it alone, and paths through it; and the meter that counts the work done on it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -45,6 +46,52 @@ class WorkMeter:
 
 
 @dataclass(frozen=True, eq=False)
+class Moments:
+    """How many micro-batches are alive at moments of one worker, without the stages that it does not have."""
+
+    counts: IntArray  # [moment, one of `used`]
+    used: IntArray  # of [stage, part] laid flat, rising; nothing else is ever alive
+    shape: tuple[int, int]  # of stages and parts
+
+    @classmethod
+    def of(cls, rows: IntArray) -> Moments:
+        """Returns the same moments, stored without what is never alive.
+
+        Args: `rows` is [moment, stage, part].
+        """
+        _, stages, parts = rows.shape
+        flat = rows.reshape(len(rows), stages * parts)
+        used = np.flatnonzero(flat.any(0))
+        return cls(flat[:, used], used, (stages, parts))
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    @property
+    def rows(self) -> IntArray:
+        """Returns [moment, stage, part] of all stages."""
+        out: IntArray = np.zeros((len(self), self.shape[0] * self.shape[1]), np.int64)
+        out[:, self.used] = self.counts
+        return out.reshape(len(self), *self.shape)
+
+    def stage(self, number: int) -> IntArray:
+        """Returns [moment, part] of one stage."""
+        parts = self.shape[1]
+        own = self.used // parts == number
+        out: IntArray = np.zeros((len(self), parts), np.int64)
+        out[:, self.used[own] % parts] = self.counts[:, own]
+        return out
+
+    def bytes_of(self, sizes: IntArray) -> IntArray:
+        """Returns the bytes that are alive at each moment.
+
+        Args: `sizes` is [stage, part], of one micro-batch.
+        """
+        out: IntArray = self.counts @ sizes.ravel()[self.used]
+        return out
+
+
+@dataclass(frozen=True, eq=False)
 class Order:
     """A frozen schedule with what follows from it alone, worked out once for every shape that has it."""
 
@@ -53,9 +100,9 @@ class Order:
     _known: dict[Update, BoolArray] = field(default_factory=dict)
 
     @cached_property
-    def moments(self) -> tuple[IntArray, ...]:
-        """Returns what is alive at the moments that can be a worker's peak: for each worker [moment, stage, part]."""
-        return memory_rows(self._spans, self.schedule.stages)
+    def moments(self) -> tuple[Moments, ...]:
+        """Returns what is alive at the moments that can be a worker's peak, for each worker."""
+        return tuple(map(Moments.of, memory_rows(self._spans, self.schedule.stages)))
 
     @cached_property
     def part_moments(self) -> tuple[IntArray, ...]:
@@ -122,12 +169,33 @@ class Order:
         ]
 
 
-def counted(moments: tuple[IntArray, ...], hosted: IntArray) -> list[FloatArray]:
+@dataclass(frozen=True, kw_only=True)
+class CutRow:
+    """`steps * T >= counts * durations` for every cut whose messages include those counted here.
+
+    A path takes few of the messages that there can be, and a search keeps thousands of paths: only those are stored.
+    """
+
+    kinds: IntArray  # [kind, stage]
+    cells: IntArray  # the messages that are counted, of [act or grad, sender, receiver] laid flat; rising
+    counts: IntArray  # of each of them
+    steps: int = 1
+
+    @property
+    def hops(self) -> IntArray:
+        """Returns the counts of all messages, [act or grad, sender, receiver]."""
+        stages = self.kinds.shape[1]
+        out: IntArray = np.zeros(2 * stages**2, np.int64)
+        out[self.cells] = self.counts
+        return out.reshape(2, stages, stages)
+
+
+def counted(moments: Sequence[Moments], hosted: IntArray) -> list[FloatArray]:
     """Returns for each worker [part of a stage, moment]: what is alive, of the stages that the worker hosts."""
     own = [np.flatnonzero(row) for row in hosted]
     return [
-        rows[:, at].reshape(len(rows), -1).T.astype(np.float64, order="F")
-        for rows, at in zip(moments, own, strict=True)
+        each.rows[:, at].reshape(len(each), -1).T.astype(np.float64, order="F")
+        for each, at in zip(moments, own, strict=True)
     ]
 
 

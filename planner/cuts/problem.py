@@ -10,17 +10,9 @@ import numpy as np
 
 from planner import limits
 from planner.arrays import BoolArray, FloatArray, IntArray
+from planner.cuts.frozen_order import CutRow
 from planner.cuts.stage_costs import COMPUTE, KINDS, Durations, StageCosts
 from planner.simulate import Bound, Compiled, critical_counts, critical_path, makespans, period
-
-
-@dataclass(frozen=True, kw_only=True)
-class CutRow:
-    """`steps * T >= counts * durations` for every cut whose messages include those counted here."""
-
-    kinds: IntArray  # [kind, stage]
-    hops: IntArray  # [act or grad, sender, receiver]
-    steps: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +106,7 @@ class CutProblem(StageCosts):
     @cached_property
     def _most_counts(self) -> IntArray:
         """Returns [worker, stage, part]: how many micro-batches of a stage have it at once."""
-        return np.array([rows.max(0) for rows in self.moments])
+        return np.array([each.rows.max(0) for each in self.moments])
 
     def simulated(self, cuts: IntArray, most: int | None) -> IntArray:
         """Returns `times` of cuts that are among those asked for."""
@@ -231,7 +223,8 @@ class CutProblem(StageCosts):
                 kinds[KINDS.index(action.kind), action.stage] += 1
             own = np.zeros_like(kinds)
             own[compute] = kinds[compute]
-            found.append(CutRow(kinds=own, hops=np.zeros((2, self.stages, self.stages), np.int64)))
+            nothing: IntArray = np.zeros(0, np.int64)
+            found.append(CutRow(kinds=own, cells=nothing, counts=nothing))
         return found
 
     @cached_property
@@ -254,11 +247,11 @@ class CutProblem(StageCosts):
 
     def _row(self, counts: IntArray, pattern: BoolArray, steps: int = 1) -> CutRow:
         split = len(KINDS) * self.stages
-        hops: IntArray = np.zeros(pattern.size, np.int64)
-        hops[pattern] = counts[split:]
+        own = np.flatnonzero(counts[split:])
         return CutRow(
             kinds=counts[:split].reshape(len(KINDS), self.stages),
-            hops=hops.reshape(2, self.stages, self.stages),
+            cells=np.flatnonzero(pattern)[own],
+            counts=counts[split:][own],
             steps=steps,
         )
 

@@ -22,7 +22,7 @@ from typing import ClassVar, Self
 import numpy as np
 
 from planner.arrays import BoolArray, IntArray
-from planner.cuts.frozen_order import WorkMeter, counted, peaks
+from planner.cuts.frozen_order import Moments, WorkMeter, counted, peaks
 from planner.cuts.problem import CutProblem
 from planner.cuts.recompute_least import settled
 from planner.cuts.stage_costs import COMPUTE, KINDS, Durations, GridKey
@@ -38,7 +38,7 @@ class RecomputeMoments:
     """The moments of an order in which every stage recomputes, for any choice of stages that do."""
 
     schedule: Schedule
-    _known: dict[tuple[int, frozenset[int]], IntArray] = field(default_factory=dict)
+    _known: dict[tuple[int, frozenset[int]], Moments] = field(default_factory=dict)
 
     @cached_property
     def stages_of(self) -> tuple[frozenset[int], ...]:
@@ -47,11 +47,11 @@ class RecomputeMoments:
         return tuple(frozenset(action.stage for action in order) for order in orders)
 
     @cached_property
-    def least(self) -> tuple[IntArray, ...]:
-        """Returns for each worker [moment, stage, part], as in `Order.moments`: no choice holds less."""
+    def least(self) -> tuple[Moments, ...]:
+        """Returns moments for each worker, as in `Order.moments`: no choice holds less."""
         return tuple(self._least(worker) for worker in range(self.schedule.workers))
 
-    def _least(self, worker: int) -> IntArray:
+    def _least(self, worker: int) -> Moments:
         order = self.schedule.orders[worker]
         counts = live_counts(self._spans[worker], self.schedule.stages)
         rows: IntArray = counts[[action.kind is not Kind.R for action in order]]
@@ -59,17 +59,14 @@ class RecomputeMoments:
             for stage in range(1, len(row)):
                 if row[stage - 1] == row[stage] == worker:
                     rows[:, stage, _SHARED] = 0
-        return undominated(rows)
+        return Moments.of(undominated(rows))
 
     @cached_property
     def _spans(self) -> tuple[Spans, ...]:
         return lifetimes(self.schedule)
 
-    def moments(self, again: frozenset[int], meter: WorkMeter) -> tuple[IntArray, ...]:
-        """Returns the moments of each worker where just the stages `again` recompute.
-
-        Returns: for each worker [moment, stage, part].
-        """
+    def moments(self, again: frozenset[int], meter: WorkMeter) -> tuple[Moments, ...]:
+        """Returns the moments of each worker where just the stages `again` recompute."""
         keys = [(worker, own & again) for worker, own in enumerate(self.stages_of)]
         if any(key not in self._known for key in keys):
             stages = range(self.schedule.stages)
@@ -77,7 +74,8 @@ class RecomputeMoments:
             meter.compiled(order.actions)
             for key, own in zip(keys, lifetimes(order.schedule), strict=True):
                 if key not in self._known:
-                    self._known[key] = undominated(live_counts(own, self.schedule.stages))
+                    rows = undominated(live_counts(own, self.schedule.stages))
+                    self._known[key] = Moments.of(rows)
         return tuple(self._known[key] for key in keys)
 
 
@@ -102,12 +100,12 @@ class RecomputeProblem(CutProblem):
         return RecomputeProblem(**given, choices=choices, again_prefix_ns=again, again_launch_ns=begun)
 
     @property
-    def moments(self) -> tuple[IntArray, ...]:
+    def moments(self) -> tuple[Moments, ...]:
         return self.choices.least
 
     @property
     def part_moments(self) -> tuple[IntArray, ...]:
-        return tuple(undominated(rows.sum(1)) for rows in self.moments)
+        return tuple(undominated(each.rows.sum(1)) for each in self.moments)
 
     def pointed(self, cut: IntArray, flag: int) -> IntArray:
         return np.concatenate([cut, np.full(self.stages, flag, np.int64)])
@@ -181,11 +179,11 @@ class RecomputeProblem(CutProblem):
     def settled(self, cut: IntArray) -> Self:
         raise AssertionError("a choice is a shape of its own")
 
-    def decided(self, low: IntArray, high: IntArray) -> list[tuple[int, IntArray]]:
+    def decided(self, low: IntArray, high: IntArray) -> list[tuple[int, Moments]]:
         """Returns the moments of the workers of which every stage has its flag.
 
         Args: `low` and `high` are the points between which flags may lie.
-        Returns: pairs of worker and [moment, stage, part].
+        Returns: pairs of a worker and its moments.
         """
         least, most = self.flags(low), self.flags(high)
         open_ = frozenset(np.flatnonzero(least != most).tolist())

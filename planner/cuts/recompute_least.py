@@ -120,7 +120,7 @@ class LeastRecompute:
     def _shortage(self, stage: int, fixed: IntArray, moving: IntArray) -> IntArray:
         """Returns the bytes that a stage lacks on a worker of its own, in the order that recomputes."""
         (worker,) = np.flatnonzero(self.hosted[:, stage])
-        counts = np.unique(self.sizes.order.moments[worker][:, stage], axis=0)
+        counts = np.unique(self.sizes.order.moments[worker].stage(stage), axis=0)
         lacks: IntArray = fixed + (moving @ counts.T).max(-1) - self.available_bytes[worker]
         return lacks
 
@@ -130,7 +130,7 @@ class LeastRecompute:
         Args: `fixed` and `moving` ([..., part]) are the bytes of the stage, throughout and of one micro-batch.
         """
         (worker,) = np.flatnonzero(self.hosted[:, stage])
-        counts = np.unique(self.plain.moments[worker][:, stage], axis=0)
+        counts = np.unique(self.plain.moments[worker].stage(stage), axis=0)
         peak: IntArray = np.stack([moving @ row for row in counts]).max(0)
         lacks: IntArray = fixed + peak - self.available_bytes[worker]
         return lacks

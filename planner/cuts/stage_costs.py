@@ -17,7 +17,7 @@ from planner.arrays import BoolArray, FloatArray, IntArray
 from planner.cluster import NOISE, Sum
 from planner.configurations import Placement
 from planner.cost import hop_bytes
-from planner.cuts.frozen_order import WorkMeter, counted, peaks
+from planner.cuts.frozen_order import Moments, WorkMeter, counted, peaks
 from planner.cuts.recompute_least import LeastRecompute, settled
 from planner.cuts.stage_bytes import Sizes
 from planner.schedule import Kind
@@ -68,7 +68,7 @@ class StageCosts(Sizes):
     flagged: ClassVar[bool] = False  # whether a flag a stage follows the boundaries; see `recompute_choice`
 
     @property
-    def moments(self) -> tuple[IntArray, ...]:
+    def moments(self) -> tuple[Moments, ...]:
         return self.order.moments
 
     @property
@@ -98,7 +98,7 @@ class StageCosts(Sizes):
         """
         return self.fixed_bytes(cut[:-1], cut[1:]), self.moving_bytes(cut[:-1], cut[1:])
 
-    def decided(self, low: IntArray, high: IntArray) -> list[tuple[int, IntArray]]:
+    def decided(self, low: IntArray, high: IntArray) -> list[tuple[int, Moments]]:
         """Returns the workers whose moments are not `moments` for any cut between two points, with their moments.
 
         Args: `low` and `high` are the points.

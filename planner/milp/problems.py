@@ -140,7 +140,7 @@ class Problems:
             rows = tuple(by_worker[group[0]] for group in groups)
             every = (*groups, tuple(range(configuration.workers)))
             *own, tie = column_sums(self.machines, configuration, every)
-            sums = tuple(own)
+            sums, prefix = tuple(own), prefix.copy()
             launch = with_units(configuration, tables, rows, prefix, launch)
         return CutProblem(
             shape=configuration,
@@ -194,15 +194,17 @@ class Problems:
 
 
 def _prefixes(tables: Tables, slowness: Sequence[float], devices: Sequence[frozenset[str]]) -> IntArray:
-    out: IntArray = np.zeros((len(COMPUTE), len(slowness), tables.layers + 1), np.int64)
-    alike = list(zip(slowness, devices, strict=True))
+    """Returns [kind, stage, layers + 1] sums of the times of layers; stages that are alike share them in memory."""
+    kinds = list(dict.fromkeys(alike := list(zip(slowness, devices, strict=True))))
+    out: IntArray = np.zeros((len(COMPUTE), len(kinds), tables.layers + 1), np.int64)
     for row, kind in enumerate(COMPUTE):
-        for factor, own in dict.fromkeys(alike):
+        for at, (factor, own) in enumerate(kinds):
             layers = layer_ns(tables, kind, own)
-            plain = factor == 1.0 or tables.types
-            each = layers if plain else np.ceil(layers * factor).astype(np.int64)
-            out[row, [pair == (factor, own) for pair in alike], 1:] = each.cumsum()
-    return out
+            if factor != 1.0 and not tables.types:
+                layers = np.ceil(layers * factor).astype(np.int64)
+            out[row, at, 1:] = layers.cumsum()
+    shape = len(COMPUTE), len(alike), tables.layers + 1
+    return np.broadcast_to(out, shape) if len(kinds) == 1 else out[:, [kinds.index(x) for x in alike]]
 
 
 def _order_key(configuration: Configuration) -> OrderKey:

@@ -267,7 +267,7 @@ def memory(posed: CutProblem, cut: IntArray) -> tuple[Memory, ...]:
     for worker, counts in enumerate(posed.hosted):
         held = {name: int(counts @ sizes) for name, sizes in parts.items()}
         moments = posed.moments[worker]
-        worst = moments[int((moments * moving).sum((1, 2)).argmax())]
+        worst = moments.rows[int(moments.bytes_of(moving).argmax())]
         activations = int((worst[:, _KEPT] * moving[:, _KEPT]).sum())
         found.append(
             Memory(

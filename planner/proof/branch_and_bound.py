@@ -82,7 +82,7 @@ class ProofState:
         if number is not None:
             return number
         number = self.pool.add_cut(cut)
-        known = self.pool.values[:, number].max(initial=0.0)
+        known = self.pool.values(slice(None), np.array([number])).max(initial=0.0)
         if self.problem.patterned and self._rough(number, known):
             return number
         if len(self.pool.rows) and known > self.limit + ROUNDING:
@@ -118,7 +118,8 @@ class ProofState:
             return False
         self.pool.add_row(self.problem.critical_between(cuts, shares))
         found = {tuple(self.pool.cuts[k].tolist()): k for k in game.columns}
-        values = self.pool.values[-1, [found[tuple(cut)] for cut in cuts.tolist()]]
+        met = np.array([found[tuple(cut)] for cut in cuts.tolist()])
+        values = self.pool.values(slice(-1, None), met)[0]
         return bool(values @ shares > most + max(1.0, _GAIN * self.limit))
 
 
@@ -188,7 +189,7 @@ class Tree:
     def _filtered(self, box: Box) -> Box | None:
         """Returns the box without what single rows refute: boundaries first, then arcs where that is cheap."""
         most = self.record.most
-        rows = self.pool.weights.part(self.pool.active())
+        rows = self.pool.part(self.pool.active())
         spans = self.lines.narrowed(rows, most, box.low, box.high)
         narrow = None if spans is None else box.narrowed(*spans)
         for _ in range(_ROUNDS):

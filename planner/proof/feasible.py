@@ -11,7 +11,7 @@ import numpy as np
 
 from planner import limits
 from planner.arrays import BoolArray, IntArray
-from planner.cuts import CutProblem
+from planner.cuts import CutProblem, Moments
 from planner.proof.boxes import Box
 from planner.proof.weights import Weights, empty, stack
 from planner.schedule import Kind
@@ -172,7 +172,7 @@ def _shortage(problem: CutProblem, p: int, box: Box, flag: int) -> IntArray:
     worst: IntArray = np.full(fixed.shape, -(1 << 62), np.int64)
     known = set()
     for worker in np.flatnonzero(problem.hosted[:, p]):
-        rows = problem.moments[worker][:, p]
+        rows = problem.moments[worker].stage(p)
         counts = _undominated(rows.tobytes(), rows.shape[1])
         hosted, available = problem.hosted[worker, p], problem.available_bytes[worker]
         if (key := (counts.tobytes(), int(hosted), int(available))) not in known:
@@ -202,13 +202,13 @@ def memory_weights(problem: CutProblem) -> Weights:
     Returns: one row a moment.
     """
     shared = np.count_nonzero(problem.hosted, axis=1) > 1
-    return moment_weights(problem, [(w, rows) for w, rows in enumerate(problem.moments) if shared[w]])
+    return moment_weights(problem, [(w, each) for w, each in enumerate(problem.moments) if shared[w]])
 
 
-def moment_weights(problem: CutProblem, given: Sequence[tuple[int, IntArray]]) -> Weights:
+def moment_weights(problem: CutProblem, given: Sequence[tuple[int, Moments]]) -> Weights:
     """Returns rows of memory for these moments of these workers.
 
-    Args: `given` has pairs of a worker and its moments, [moment, stage, part].
+    Args: `given` has pairs of a worker and its moments.
     Returns: one row a moment; `value <= 0` for every cut that fits.
     """
     found = []
@@ -217,7 +217,7 @@ def moment_weights(problem: CutProblem, given: Sequence[tuple[int, IntArray]]) -
         fixed = np.repeat(problem.hosted[worker][None].astype(np.float64), rows, 0)
         limit = np.full(rows, -float(problem.available_bytes[worker]))
         rows_of = empty(rows, problem.stages)
-        found.append(replace(rows_of, fixed=fixed, moving=moments.astype(np.float64), constant=limit))
+        found.append(replace(rows_of, fixed=fixed, moving=moments.rows.astype(np.float64), constant=limit))
     return stack(found, problem.stages)
 
 
@@ -261,7 +261,7 @@ def fits_surely(problem: CutProblem, low: IntArray, high: IntArray) -> bool:
     spans = [slice(a, b + 1) for a, b in zip(low.tolist(), high.tolist(), strict=True)]
     fixed = np.array([problem.fixed_grid[pair].max() for pair in pairwise(spans)])
     moving = np.array([problem.moving_grid(p)[pair].max((0, 1)) for p, pair in enumerate(pairwise(spans))])
-    peaks = [int(np.einsum("msr,sr->m", rows, moving).max()) for rows in problem.moments]
+    peaks = [int(each.bytes_of(moving).max()) for each in problem.moments]
     return bool((problem.hosted @ fixed + np.array(peaks) <= problem.available_bytes).all())
 
 

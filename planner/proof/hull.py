@@ -84,7 +84,7 @@ class HullProgram:
 
     def add_rows(self, given: Iterable[CutRow]) -> bool:
         """Adds rows, without those that say nothing of some cut; returns whether any was new."""
-        new = {row.kinds.tobytes() + row.hops.tobytes(): row for row in given}
+        new = {row.kinds.tobytes() + row.cells.tobytes() + row.counts.tobytes(): row for row in given}
         new = {key: row for key, row in new.items() if key not in self._known}
         self._known |= new.keys()
         if not new:
@@ -219,7 +219,7 @@ def surrounded(
         bound, mixtures = hull_bound(record, lines, *spans, limits.ROUNDS * 2)
     if bound > record.most:
         return bound, None
-    active = record.pool.weights.part(record.pool.active())
+    active = record.pool.part(record.pool.active())
     rows = stack([active, *mixtures], record.problem.stages)
     for _ in range(_NARROWINGS):
         narrow = lines.narrowed(rows, record.most, *spans)

@@ -64,58 +64,48 @@ class RowPool:
     cuts: list[IntArray] = field(default_factory=list)
     columns: list[Durations] = field(default_factory=list)
     _numbers: dict[bytes, int] = field(default_factory=dict)
-    _values: Table = field(default_factory=Table)
+    _hops: Table = field(default_factory=Table)  # [row, one of the messages that any row counts]
     _excess: Table = field(init=False)
 
     def __post_init__(self) -> None:
         stages = self.problem.stages
         self._excess = Table(len(self.memory))
+        self._hops.add_column(np.zeros(0))  # of all messages that no row counts
+        self._column: IntArray = np.zeros(2 * stages**2, np.int64)  # of every message, in `_hops`
         self._kinds = Grown((len(KINDS), stages), np.float64)  # [row, kind, stage]
-        self._hops = Grown((2, stages, stages), np.float64)
-        self._spans = Grown((len(KINDS), stages), np.float64)  # [cut, kind, stage]
         self._places = Grown((self.problem.width,), np.int64)
-        self._messages = Grown((4,), np.int64)  # [cut, cell, nanoseconds, bytes]
-
-    @property
-    def values(self) -> FloatArray:
-        """Returns the value of every row at every cut, [row, cut] nanoseconds."""
-        return self._values.array
 
     @property
     def excess(self) -> FloatArray:
         """Returns the bytes by which every cut exceeds every row of memory, [memory row, cut]."""
         return self._excess.array
 
-    @property
-    def weights(self) -> Weights:
-        """Returns all rows of time, as weights."""
-        rows, stages = len(self.rows), self.problem.stages
+    def part(self, rows: IntArray) -> Weights:
+        """Returns rows of time as weights.
+
+        Args: `rows` are their numbers.
+        """
+        count, stages = len(rows), self.problem.stages
+        hops, known = np.zeros((count, 2 * stages**2)), np.flatnonzero(self._column)
+        hops[:, known] = self._hops.array[np.ix_(rows, self._column[known])]
         return Weights(
-            kinds=self._kinds.array,
-            hops=self._hops.array,
-            fixed=np.zeros((rows, stages)),
-            moving=np.zeros((rows, stages, PARTS)),
-            constant=np.zeros(rows),
+            kinds=self._kinds.array[rows],
+            hops=hops.reshape(count, 2, stages, stages),
+            fixed=np.zeros((count, stages)),
+            moving=np.zeros((count, stages, PARTS)),
+            constant=np.zeros(count),
         )
 
     def add_row(self, row: CutRow) -> None:
         self.rows.append(row)
         self.used.append(0)
         self._kinds.extend(row.kinds[None] / row.steps)
-        self._hops.extend(row.hops[None] / row.steps)
-        self._values.add_row(self._along())
-
-    def _along(self) -> FloatArray:
-        """Returns the values of every cut in the latest row; see `_down`."""
-        kinds, hops = self._kinds.array[-1].ravel(), self._hops.array[-1].ravel()
-        total: FloatArray = self._spans.array.reshape(len(self.cuts), kinds.size) @ kinds
-        owner, cell, ns, size = self._messages.array.T
-        counts = hops[cell]
-        total += np.bincount(owner, counts * ns, len(total))
-        if not self.problem.chained:
-            there = np.bincount(owner, (counts != 0) & (size > 0), len(total))
-            total[there < np.count_nonzero(hops)] = 0.0
-        return total
+        for cell in row.cells[self._column[row.cells] == 0].tolist():
+            self._column[cell] = self._hops.array.shape[1]
+            self._hops.add_column(np.zeros(len(self.rows) - 1))
+        hops = np.zeros(self._hops.array.shape[1])
+        hops[self._column[row.cells]] = row.counts / row.steps
+        self._hops.add_row(hops)
 
     def find(self, cut: IntArray) -> int | None:
         return self._numbers.get(cut.tobytes())
@@ -126,28 +116,29 @@ class RowPool:
         self.cuts.append(cut)
         self.columns.append(column)
         self._places.extend(cut[None])
-        self._spans.extend(column.kinds)
-        cells = column.cells
-        owner = np.full(len(cells), number)
-        self._messages.extend(np.column_stack([owner, cells, column.hop_ns[0], column.hop_bytes[0]]))
-        self._values.add_column(self._down(column))
         self._excess.add_column(_excess(self.problem, self.memory, cut))
         return number
 
-    def _down(self, column: Durations) -> FloatArray:
-        """Returns the values of a cut in every row. The value is 0 where the cut lacks a message that the row counts,
-        and nothing else makes its receiver wait.
+    def values(self, rows: IntArray | slice, cuts: IntArray) -> FloatArray:
+        """Returns the nanoseconds of rows at cuts: of a search with thousands of both, few pairs are asked for at a time.
+
+        A value is 0 where the cut lacks a message that the row counts, and nothing else makes its receiver wait.
+
+        Args: `rows` and `cuts` are their numbers.
+        Returns: [row, cut].
         """
-        kinds, hops = self._kinds.array, self._hops.array
-        counts = hops.reshape(len(hops), 2 * self.problem.stages**2)
-        found = counts[:, column.cells]
-        total: FloatArray = (
-            kinds.reshape(len(kinds), column.kinds[0].size) @ column.kinds[0].ravel()
-            + found @ column.hop_ns[0]
-        )
+        kinds, hops = self._kinds.array[rows], self._hops.array[rows]
+        spans = np.zeros((len(cuts), len(KINDS) * self.problem.stages))
+        wire, sent = np.zeros((2, len(cuts), hops.shape[1]))
+        for at, k in enumerate(cuts.tolist()):
+            column = self.columns[k]
+            places = self._column[column.cells]
+            spans[at] = column.kinds[0].ravel()
+            wire[at, places], sent[at, places] = column.hop_ns[0], column.hop_bytes[0] > 0
+        total: FloatArray = kinds.reshape(len(kinds), spans.shape[1]) @ spans.T + hops @ wire.T
         if not self.problem.chained:
-            there = np.count_nonzero(found[:, column.hop_bytes[0] > 0], 1)
-            total[there < np.count_nonzero(counts, 1)] = 0.0
+            counted = hops != 0
+            total[counted @ sent.T < counted.sum(1)[:, None]] = 0.0
         return total
 
     def active(self) -> IntArray:
@@ -203,7 +194,7 @@ class RowMixLP:
             self.add(k)
 
     def _add_rows(self, rows: IntArray) -> None:
-        table = self.pool.values[np.ix_(rows, np.array(self.columns, np.int64))] / -self.scale
+        table = self.pool.values(rows, np.array(self.columns, np.int64)) / -self.scale
         columns = np.hstack([np.ones((len(rows), 1)), table])
         count, nothing = columns.shape[1], np.zeros(len(rows))
         starts = np.arange(0, columns.size, count, dtype=np.int32)
@@ -228,7 +219,7 @@ class RowMixLP:
         Args: `cut` is its number in the pool.
         """
         self.columns.append(cut)
-        value = self.pool.values[self.active, cut] / self.scale
+        value = self.pool.values(np.array(self.active, np.int64), np.array([cut]))[:, 0] / self.scale
         over = self.pool.excess[: len(self.memory), cut] / -self.memory.constant
         coefficients = np.concatenate([[1.0], -over, -value])
         every = np.arange(len(coefficients), dtype=np.int32)
@@ -248,7 +239,7 @@ class RowMixLP:
         rows = np.array(self.active)[used]
         for row in rows.tolist():
             self.pool.used[row] += 1
-        mixed = self.pool.weights.part(rows).mixed(own[used] / own[used].sum())
+        mixed = self.pool.part(rows).mixed(own[used] / own[used].sum())
         if len(self.memory):
             rate = np.clip(memory, 0.0, None) * self.scale / -self.memory.constant
             mixed = stack([mixed, self.memory.mixed(rate)], self.pool.problem.stages).mixed(np.ones(2))

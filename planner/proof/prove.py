@@ -154,9 +154,10 @@ class ConfigurationProof:
         """Begins with what workers compute, and with rows of the cut of these windows where they compute least."""
         for row in self.problem.loads():
             self.record.pool.add_row(row)
-        weights, lines = self.record.pool.weights, SeparableRows(self.problem)
+        every = self.record.pool.part(np.arange(len(self.record.pool.rows)))
         assert self.spans is not None
-        _, start = lines.least(weights.mixed(np.full(len(weights), 1 / len(weights))), *self.spans)
+        alike = every.mixed(np.full(len(every), 1 / len(every)))
+        _, start = SeparableRows(self.problem).least(alike, *self.spans)
         if len(start):
             self.record.around(start)
 
@@ -212,7 +213,7 @@ class ConfigurationProof:
         if self.spans is None or self.root is not None or not self._light():
             return
         box = every_cut(self.problem, *self.spans)
-        rows = self.record.pool.weights.part(self.record.pool.active())
+        rows = self.record.pool.part(self.record.pool.active())
         box = None if box is None else box.filtered(rows, self.record.most)
         self.root = None if box is None else fitting(box)
         self.tight = box is not None and (self.root is not box or _may_exceed(box))
@@ -270,7 +271,7 @@ class ConfigurationState:
         if self.closing is None or self.closing.root is None or self.problem.flagged:
             return None
         pool, most, box = self.closing.record.pool, limit + ROUNDING, self.closing.root
-        rows = pool.weights.part(pool.active())
+        rows = pool.part(pool.active())
         spans = SeparableRows(box.problem).narrowed(rows, most, box.low, box.high)
         found = None if spans is None else box.narrowed(*spans)
         for _ in range(_FILTERS):

@@ -26,7 +26,6 @@ from safetensors.torch import load_file
 
 from planner import files
 from planner import plan as plans
-from planner import workload as workloads
 from planner.capture import from_data, origin_of
 from planner.errors import BadInput
 from planner.plan import Plan
@@ -37,7 +36,7 @@ from runtime.local.run import afresh, digests, versions
 from runtime.local.supervise import be_a_rank, supervise
 from runtime.messages import in_order_of
 from runtime.runfolder import Attempt, Job, Paths, die_with_parent, note_attempt, result_of, tell
-from runtime.train import Model, run_script, sleep_rank, train_rank
+from runtime.train import Model, run_script, sleep_rank, train_rank, workload_of
 
 MOST_GRAPH_BYTES = 2**28  # of a captured model, without its tensors
 LOGGED = os.O_WRONLY | os.O_APPEND | os.O_CREAT
@@ -134,8 +133,7 @@ def handed(plan: Plan, paths: Paths) -> Model:
 
     The model is captured here where none was written, or where torch or a file of the user's is another since.
     """
-    settings = {name: str(value) for name, value in plan.model.arguments.items()}
-    workload = workloads.load(plan.model.workload, settings)
+    workload = workload_of(plan)
     with suppress(BadInput, OSError, SafetensorError, *DAMAGES):
         told, data = files.read_json(paths.captured, max_bytes=MOST_GRAPH_BYTES)
         if told["versions"] == versions() and told["code"] == digests(told["code"]):

@@ -6,7 +6,7 @@ own script.
 Start reading in `training.py`; `prepare.py` checks everything that can be known beforehand.
 """
 
-from runtime.train.prepare import Model, job_of, prepare, prepare_folder
+from runtime.train.prepare import Model, job_of, prepare, prepare_folder, workload_of
 from runtime.train.script import StepLoop, launched, open_inline, run_script, train_inline
 from runtime.train.stop import Agreed, NoPulse, block, listen
 from runtime.train.training import sleep_rank, train_rank, training_of
@@ -28,4 +28,5 @@ __all__ = [
     "train_inline",
     "train_rank",
     "training_of",
+    "workload_of",
 ]

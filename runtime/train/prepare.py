@@ -289,8 +289,12 @@ class Model:
 
         Args: `workload` is loaded by its name in the plan where it is not given.
         """
-        if workload is None:
-            settings = {name: str(value) for name, value in plan.model.arguments.items()}
-            workload = workloads.load(plan.model.workload, settings)
+        workload = workload or workload_of(plan)
         captured = capture(workload, micro=plan.batch.micro)
         return cls(plan, workload, in_order_of(plan, captured))
+
+
+def workload_of(plan: Plan) -> Workload:
+    """Returns the workload that a plan names, with the settings that the plan has."""
+    settings = {name: str(value) for name, value in plan.model.arguments.items()}
+    return workloads.load(plan.model.workload, settings)

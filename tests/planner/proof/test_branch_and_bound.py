@@ -19,7 +19,7 @@ from planner.proof.descent import UNFIT_NS, Answer, descend, even, judge
 from planner.proof.feasible import binding, every_cut, fitting, memory_weights, windows
 from planner.proof.multipliers import RowPool
 from planner.proof.separable import SeparableRows
-from planner.proof.weights import weigh
+from planner.proof.weights import stack, weigh
 from tests.planner.milp.instances import chain, cluster, profile
 
 SHAPES = [
@@ -82,7 +82,28 @@ def test_no_row_is_above_the_simulation_of_any_cut_that_has_its_messages(seed: i
         pool.add_row(row)
     for k in range(len(every)):
         pool.add_cut(every[k])
-    assert (pool.values <= times[None, :]).all()
+    assert (pool.values(slice(None), np.arange(len(every))) <= times[None, :]).all()
+
+
+@pytest.mark.parametrize("seed", range(14))
+def test_rows_of_a_pool_are_those_that_it_was_given(seed: int) -> None:
+    problem = posed(seed)
+    every, pool = cuts(problem), _pool(problem)
+    for cut in every[:20]:
+        pool.add_cut(cut)
+    given = stack([weigh(row) for row in pool.rows], problem.stages)
+    kept = pool.part(np.arange(len(pool.rows)))
+    assert (kept.kinds == given.kinds).all()
+    assert (kept.hops == given.hops).all()
+    for cut in every[:20]:
+        number = pool.find(cut)
+        assert number is not None
+        span = problem.durations(cut)
+        hops = given.hops.reshape(len(given), -1)[:, span.cells]
+        sent = (hops[:, span.hop_bytes[0] > 0] != 0).sum(1)
+        whole = problem.chained | (sent == (given.hops != 0).sum((1, 2, 3)))
+        asked = (given.kinds * span.kinds).sum((1, 2)) + hops @ span.hop_ns[0]
+        assert pool.values(slice(None), np.array([number]))[:, 0] == pytest.approx(asked * whole)
 
 
 @pytest.mark.parametrize("seed", range(14))
@@ -173,9 +194,11 @@ def test_the_program_agrees_with_every_cut_of_the_shape(seed: int, solver: formu
         return
     found = descend(problem, box.low, box.high, even(problem))
     limit = 3 * best if found is None else found.ns
-    narrow = box.filtered(_pool(problem).weights, limit + ROUNDING)
+    pool = _pool(problem)
+    rows = pool.part(np.arange(len(pool.rows)))
+    narrow = box.filtered(rows, limit + ROUNDING)
     assert narrow is not None
-    part = formulation.OpenConfiguration(box=narrow, rows=_pool(problem).weights)
+    part = formulation.OpenConfiguration(box=narrow, rows=rows)
     outcome = formulation.solve([part], limit, nodes=100_000, solver=solver)
     assert outcome.status == "optimal"
     assert outcome.ns == best
