@@ -249,7 +249,7 @@ class CutProblem(StageCosts):
         split = len(KINDS) * self.stages
         own = np.flatnonzero(counts[split:])
         return CutRow(
-            kinds=counts[:split].reshape(len(KINDS), self.stages),
+            kinds=counts[:split].reshape(len(KINDS), self.stages).copy(),  # a view would keep all of `counts`
             cells=np.flatnonzero(pattern)[own],
             counts=counts[split:][own],
             steps=steps,
